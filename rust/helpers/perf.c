@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include <linux/perf_event.h>
+
+#ifdef CONFIG_X86_64
+
+#include <asm/msr.h>
+#include <linux/sched/task_stack.h>
+#include <linux/uprobes.h>
+#include <trace/events/sched.h>
+#include <trace/events/signal.h>
+
+__rust_helper struct pt_regs *rust_helper_task_pt_regs(struct task_struct *task)
+{
+	return task_pt_regs(task);
+}
+
+__rust_helper int rust_helper_test_tsk_thread_flag(struct task_struct *task, int flag)
+{
+	return test_tsk_thread_flag(task, flag);
+}
+
+__rust_helper void rust_helper_set_tsk_thread_flag(struct task_struct *task, int flag)
+{
+	set_tsk_thread_flag(task, flag);
+}
+
+__rust_helper void rust_helper_clear_tsk_thread_flag(struct task_struct *task, int flag)
+{
+	clear_tsk_thread_flag(task, flag);
+}
+
+__rust_helper int rust_helper_user_mode(struct pt_regs *regs)
+{
+	return user_mode(regs);
+}
+
+__rust_helper bool rust_helper_user_64bit_mode(struct pt_regs *regs)
+{
+	return user_64bit_mode(regs);
+}
+
+__rust_helper u64 rust_helper_rdtsc(void)
+{
+	return rdtsc();
+}
+
+#ifdef CONFIG_TRACEPOINTS
+
+__rust_helper int
+rust_helper_register_trace_sched_switch(void (*probe)(void *data, bool preempt,
+						      struct task_struct *prev,
+						      struct task_struct *next,
+						      unsigned int prev_state),
+					void *data)
+{
+	return register_trace_sched_switch(probe, data);
+}
+
+__rust_helper int
+rust_helper_unregister_trace_sched_switch(void (*probe)(void *data, bool preempt,
+							struct task_struct *prev,
+							struct task_struct *next,
+							unsigned int prev_state),
+					  void *data)
+{
+	return unregister_trace_sched_switch(probe, data);
+}
+
+__rust_helper int
+rust_helper_register_trace_sched_process_fork(void (*probe)(void *data,
+							    struct task_struct *parent,
+							    struct task_struct *child),
+					      void *data)
+{
+	return register_trace_sched_process_fork(probe, data);
+}
+
+__rust_helper int
+rust_helper_unregister_trace_sched_process_fork(void (*probe)(void *data,
+							      struct task_struct *parent,
+							      struct task_struct *child),
+						void *data)
+{
+	return unregister_trace_sched_process_fork(probe, data);
+}
+
+__rust_helper int
+rust_helper_register_trace_signal_deliver(void (*probe)(void *data, int sig,
+							struct kernel_siginfo *info,
+							struct k_sigaction *ka),
+					  void *data)
+{
+	return register_trace_signal_deliver(probe, data);
+}
+
+__rust_helper int
+rust_helper_unregister_trace_signal_deliver(void (*probe)(void *data, int sig,
+							  struct kernel_siginfo *info,
+							  struct k_sigaction *ka),
+					    void *data)
+{
+	return unregister_trace_signal_deliver(probe, data);
+}
+
+__rust_helper void rust_helper_tracepoint_synchronize_unregister(void)
+{
+	tracepoint_synchronize_unregister();
+}
+
+#endif /* CONFIG_TRACEPOINTS */
+#endif /* CONFIG_X86_64 */

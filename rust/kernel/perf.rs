@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Performance monitoring units (PMUs) with an AUX area.
+//!
+//! C header: [`include/linux/perf_event.h`](srctree/include/linux/perf_event.h)
+//!
+//! A driver describes its unit by implementing [`Pmu`] and makes it known to the perf core by
+//! creating a pinned [`Registration`]. From then on user space opens [`Event`]s of the PMU with
+//! `perf_event_open(2)`, and the perf core calls the driver back.
+//!
+//! # Vocabulary
+//!
+//! - **Event**: what one `perf_event_open(2)` call made, for one task, one CPU, or both. The core
+//!   *adds* an event to a CPU when its task is switched in and *deletes* it when the task leaves;
+//!   in between it may *stop* and *start* it.
+//! - **Data buffer**: the ring that user space maps first; it holds records.
+//! - **AUX area**: a second ring, mapped behind the data buffer, that the PMU itself fills with
+//!   bytes only it (and its decoder) understands, for instance an instruction trace.
+//! - **Snapshot mode** (the C code's `overwrite`): user space mapped the AUX area read-only. The
+//!   PMU goes round and round; nothing is ever full. The other mode is **full trace**: user space
+//!   consumes, and when it does not, the trace is truncated.
+//! - **AUX transaction**: the time between `perf_aux_output_begin()` and `perf_aux_output_end()`,
+//!   during which the PMU may write the AUX area. Here it is a value, [`AuxOutput`], which can not
+//!   be left open by accident.
+//! - **AUX sample**: the last bytes of the AUX area, copied into a sample record of *another* event
+//!   of the group (`PERF_SAMPLE_AUX`, `attr.aux_sample_size`). The core asks the PMU for them with
+//!   [`Pmu::snapshot_aux`].
+//!
+//! # The life of an event on a CPU
+//!
+//! ```text
+//!                 add(start: false)                    start(Run)
+//!   ┌─────────┐ ────────────────────▶ ┌─────────┐ ──────────────────▶ ┌─────────┐
+//!   │ off CPU │                       │ stopped │                     │ running │
+//!   └─────────┘ ◀──────────────────── └─────────┘ ◀────────────────── └─────────┘
+//!        ▲               del                         stop(Update)       │   ▲
+//!        │                                           stop(Keep)         │   │
+//!        └──────────────────────────────────────────────────────────────┘   │
+//!        │                         del                                      │
+//!        └──────────────────────────────────────────────────────────────────┘
+//!                                add(start: true)
+//! ```
+//!
+//! # Contexts
+//!
+//! | callback | interrupts | may be NMI | may sleep | proof handed to the driver |
+//! |---|---|---|---|---|
+//! | [`Pmu::event_init`], [`Pmu::setup_aux`] | on | no | yes | none |
+//! | [`Pmu::add`], [`Pmu::del`], [`Start::Run`], [`Stop::Update`] | off | no | no | [`IrqsOff`] |
+//! | [`Stop::Keep`], [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
+//!
+//! "NMI" above stands for every context that can interrupt code which runs with interrupts off: a
+//! real NMI, and a debug exception on a kernel address. State that is shared between such a context
+//! and the rest of a driver goes into a [`CpuLocal`], which refuses the nested visitor.
+
+mod aux;
+mod bindings;
+mod context;
+mod event;
+mod output;
+mod param;
+mod pmu;
+#[cfg(all(CONFIG_X86_64, CONFIG_USER_RETURN_NOTIFIER))]
+pub mod step;
+mod sysfs;
+
+pub use self::{
+    aux::{
+        AuxArea,
+        AuxFlag,
+        AuxFlags,
+        AuxOutput, //
+    },
+    context::{
+        CpuLocal,
+        IrqsOff,
+        NmiLike, //
+    },
+    event::Event,
+    output::SampleOutput,
+    param::{
+        NameParam,
+        NAME_PARAM_OPS, //
+    },
+    pmu::{
+        Capabilities,
+        Capability,
+        Pmu,
+        Registration,
+        Start,
+        Stop, //
+    },
+    sysfs::{
+        Attribute,
+        AttributeGroup, //
+    },
+};

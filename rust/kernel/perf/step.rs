@@ -1,0 +1,619 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The user-mode flow of control of x86 tasks, one instruction at a time.
+//!
+//! C headers: [`include/linux/user-return-notifier.h`](srctree/include/linux/user-return-notifier.h),
+//! [`include/linux/kdebug.h`](srctree/include/linux/kdebug.h)
+//!
+//! A [`Stepper`] runs the tasks of a CPU with the trap flag (`EFLAGS.TF`) set and tells a [`Handler`]
+//! what each instruction did. It is what a tracing PMU has in place of tracing hardware.
+//!
+//! # How it works
+//!
+//! ```text
+//!      kernel mode                                      user mode
+//!   ───────────────────────────────────────────────────────────────────────────
+//!    user-return notifier:                     ──▶  one instruction
+//!      note where, decode it, set TF                      │
+//!                                                         ▼
+//!    die notifier: ◀─────────────────────────────  #DB (DR6.BS)
+//!      Retire{from, insn, to}, clear TF, swallow the trap
+//!            │
+//!            └──▶ exit to user mode, user-return notifier, …
+//! ```
+//!
+//! The user-return notifier is the last thing that runs with interrupts off before user mode, after
+//! all signal and scheduler work. So it also sees every other way back into user mode. It compares
+//! where the task left user mode with where it comes back: a place that moved with a #DB is an
+//! instruction retired; one that moved without a #DB was moved by the kernel (a system call, a
+//! signal, ...); one that did not move is an interrupt or a fault, and nothing has happened.
+//!
+//! # Whose trap flag
+//!
+//! Programs and debuggers set the trap flag too, and must go on as if nobody else did.
+//!
+//! - `TIF_FORCED_TF` with `TIF_SINGLESTEP` clear says that a set TF is the stepper's. It is set with
+//!   TF, and cleared with it.
+//! - TF is the stepper's only while a task runs: it is cleared from the saved registers when the
+//!   task is switched out, when a signal is delivered, when a breakpoint is hit and when a child is
+//!   made. So what other kernel code copies out of there (`ptrace(2)`, a core dump, a signal frame,
+//!   a new task's registers) is the program's own. `syscall` copies the flags to `r11`; that copy is
+//!   mended, and so is the image that `pushf` writes.
+//! - TF that is set without `TIF_FORCED_TF` is the program's own, and its trap is left to it. So is
+//!   the trap of a debugger's step, and of an instruction that a uprobe executes out of line.
+//! - A trap that `TIF_FORCED_TF` marks as a stepper's is swallowed even when no stepper is armed.
+//!   The notifier that does so is never unregistered, hence no task is ever left with a TF that
+//!   nobody answers for.
+
+use super::{
+    bindings,
+    CpuLocal,
+    IrqsOff,
+    NmiLike, //
+};
+use crate::{
+    cpu::{
+        nr_cpu_ids,
+        CpuId, //
+    },
+    error::to_result,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
+        },
+        Arc, //
+    },
+    types::Opaque, //
+};
+
+mod insn;
+mod task;
+
+pub use self::insn::{
+    Insn,
+    Kind, //
+};
+use self::task::Task;
+
+/// How user-mode code is to be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// 64-bit code.
+    Bits64,
+    /// 32-bit code.
+    Bits32,
+}
+
+/// Something that happened to the flow of control of the task that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// User mode begins, or goes on, at `ip`.
+    Enter {
+        /// The address of the first instruction.
+        ip: u64,
+        /// How it is encoded.
+        mode: Mode,
+    },
+    /// The instruction at `from` has retired, and the next one is at `to`.
+    Retire {
+        /// Its address.
+        from: u64,
+        /// What it is.
+        insn: Insn,
+        /// Where the flow goes on.
+        to: u64,
+    },
+    /// The last instruction retired by entering the kernel. The next event is an `Enter`.
+    Exit,
+    /// User mode was left before the instruction at `from`, which is not executed for now. The next
+    /// event is an `Enter`.
+    Leave {
+        /// The address of the instruction.
+        from: u64,
+    },
+    /// The flow was lost sight of. The next event is an `Enter`.
+    Lost,
+}
+
+/// Whoever wants to know.
+pub trait Handler: Send + Sync {
+    /// Called on the CPU on which `step` happened, in order.
+    ///
+    /// Returns whether to go on; if not, the CPU is paused (see [`Stepper::pause`]).
+    fn step(&self, step: Step, cx: &NmiLike<'_>) -> bool;
+}
+
+/// Where a task is about to go on in user mode.
+#[derive(Clone, Copy)]
+struct Position {
+    /// The task, only to be compared.
+    task: *mut bindings::task_struct,
+    /// The address it resumes at.
+    ip: u64,
+    /// The address of `insn`: behind `ip` if a `mov` to `%ss` is there, else `ip`.
+    at: u64,
+    /// The instruction, if it could be read.
+    insn: Option<Insn>,
+    mode: Mode,
+    /// A uprobe executes a copy of the instruction, somewhere else.
+    out_of_line: bool,
+    /// A signal was delivered since, and had the instruction entered the kernel before that?
+    signalled: Option<bool>,
+}
+
+/// What the stepper knows on one CPU.
+struct Cpu {
+    notifier: Opaque<bindings::user_return_notifier>,
+    registered: bool,
+    last: Option<Position>,
+    /// The instruction whose trap is being handled was retired by [`Stepper::catch_up`] already.
+    early: Option<Insn>,
+}
+
+// SAFETY: The notifier and the task pointer are only used on the CPU they belong to; the task pointer
+// is never dereferenced.
+unsafe impl Send for Cpu {}
+
+/// Steps the tasks of the CPUs on which it is armed.
+///
+/// There is one at a time.
+///
+/// # Invariants
+///
+/// `ACTIVE` points to `shared` while the stepper exists.
+pub struct Stepper {
+    shared: KBox<Shared>,
+}
+
+struct Shared {
+    cpus: CpuLocal<Cpu>,
+    paused: KVVec<Atomic<bool>>,
+    handler: Arc<dyn Handler>,
+}
+
+/// The stepper that exists, or null.
+static ACTIVE: Atomic<*mut Shared> = Atomic::new(core::ptr::null_mut());
+
+/// Keeps a second stepper out while the first is being made or unmade.
+static TAKEN: Atomic<bool> = Atomic::new(false);
+
+/// Whether the die notifier is registered. It stays so.
+static NOTIFYING: Atomic<bool> = Atomic::new(false);
+
+/// A `notifier_block` that the C side links into its chain.
+struct DieNotifier(Opaque<bindings::notifier_block>);
+
+// SAFETY: Only the notifier chain's code, which takes a lock, changes it.
+unsafe impl Sync for DieNotifier {}
+
+/// Runs behind the debug-register code, which registers at boot with the same priority, and ahead of
+/// the uprobes, which have one less.
+static DIE_NOTIFIER: DieNotifier = DieNotifier(Opaque::new(bindings::notifier_block {
+    notifier_call: Some(on_die),
+    next: core::ptr::null_mut(),
+    priority: c_int::MAX,
+}));
+
+impl Stepper {
+    /// Makes a stepper that reports to `handler`. It steps nothing until it is armed.
+    ///
+    /// May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if there is one.
+    #[inline(never)]
+    pub fn new(handler: Arc<dyn Handler>) -> Result<Self> {
+        let mut paused = KVVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL)?;
+        for _ in 0..nr_cpu_ids() {
+            paused.push(Atomic::new(false), GFP_KERNEL)?;
+        }
+        let cpus = CpuLocal::new(|_| {
+            let mut notifier: bindings::user_return_notifier = pin_init::zeroed();
+            notifier.on_user_return = Some(on_user_return);
+            Ok(Cpu {
+                notifier: Opaque::new(notifier),
+                registered: false,
+                last: None,
+                early: None,
+            })
+        })?;
+        let mut shared = KBox::new(
+            Shared {
+                cpus,
+                paused,
+                handler,
+            },
+            GFP_KERNEL,
+        )?;
+
+        if TAKEN.xchg(true, Acquire) {
+            return Err(EBUSY);
+        }
+        if !NOTIFYING.load(Relaxed) {
+            // SAFETY: The notifier block is static and not registered yet: `TAKEN` lets one caller
+            // at a time get here.
+            to_result(unsafe { bindings::register_die_notifier(DIE_NOTIFIER.0.get()) })
+                .inspect_err(|_| TAKEN.store(false, Release))?;
+            NOTIFYING.store(true, Relaxed);
+        }
+        ACTIVE.store(&raw mut *shared, Release);
+        // INVARIANT: `ACTIVE` was set just now; if the probes can not be registered, dropping `this`
+        // resets it.
+        let this = Self { shared };
+        task::Probes::register()?;
+        Ok(this)
+    }
+
+    /// Begins to step the tasks of this CPU; the first event is an `Enter`.
+    #[inline(never)]
+    pub fn arm(&self, cx: &IrqsOff<'_>) {
+        self.shared.set_paused(false);
+        self.shared.cpus.with(cx, |cpu| {
+            if !cpu.registered {
+                cpu.last = None;
+                cpu.early = None;
+                // SAFETY: Interrupts are off, the notifier is not registered and stays in place for
+                // as long as the stepper exists, which is at least until `disarm`.
+                unsafe { bindings::user_return_notifier_register(cpu.notifier.get()) };
+                cpu.registered = true;
+            }
+        });
+    }
+
+    /// Steps no more on this CPU. The last event, if any, is a `Leave` or an `Exit`.
+    #[inline(never)]
+    pub fn disarm(&self, cx: &IrqsOff<'_>) {
+        let task = Task::current();
+        self.shared.cpus.with(cx, |cpu| {
+            if cpu.registered {
+                // SAFETY: Interrupts are off, and the notifier was registered on this CPU.
+                unsafe { bindings::user_return_notifier_unregister(cpu.notifier.get()) };
+                cpu.registered = false;
+                self.shared.finish(cpu, &task, cx);
+            }
+        });
+        task.clear_trap_flag();
+    }
+
+    /// Steps no more on this CPU until [`Stepper::arm`], which is cheap then. What was going on ends
+    /// with a `Leave` or an `Exit` when the task is about to go on in user mode.
+    #[inline(never)]
+    pub fn pause(&self, _cx: &NmiLike<'_>) {
+        self.shared.set_paused(true);
+    }
+
+    /// Reports the instruction whose trap is just being handled, if the die notifier has not got to
+    /// it yet.
+    ///
+    /// A debug register that triggers together with the trap is handled first, and may take a
+    /// sample: without this, the sample would lack the branch that led there.
+    #[inline(never)]
+    pub fn catch_up(&self, cx: &NmiLike<'_>) {
+        let task = Task::current();
+        if !task.is_user() || !task.trap_pending() {
+            return;
+        }
+        self.shared.cpus.with(cx, |cpu| {
+            let Some(last) = cpu.last else { return };
+            let to = task.ip();
+            let entered = matches!(
+                last.insn.map(|insn| insn.kind),
+                Some(Kind::Syscall | Kind::Interrupt | Kind::Breakpoint)
+            );
+            if last.task == task.as_ptr()
+                && last.ip != to
+                && !entered
+                && !last.out_of_line
+                && last.signalled.is_none()
+                && cpu.early.is_none()
+            {
+                cpu.early = Some(self.shared.retire(cpu, &task, cx));
+            }
+        });
+    }
+}
+
+/// The time-stamp counter.
+#[inline]
+pub fn timestamp() -> u64 {
+    // SAFETY: There is one on all x86-64 processors.
+    unsafe { bindings::rdtsc() }
+}
+
+/// The frequency of the time-stamp counter, in units of the 100 MHz bus clock; at most 255.
+#[inline]
+pub fn bus_ratio() -> u8 {
+    // SAFETY: Written when the kernel boots.
+    u8::try_from(unsafe { bindings::tsc_khz } / 100_000).unwrap_or(u8::MAX)
+}
+
+impl Drop for Stepper {
+    #[inline(never)]
+    fn drop(&mut self) {
+        task::Probes::unregister();
+        ACTIVE.store(core::ptr::null_mut(), Release);
+        // The die notifier reads `ACTIVE` under RCU.
+        // SAFETY: This may sleep.
+        unsafe { bindings::synchronize_rcu() };
+        TAKEN.store(false, Release);
+    }
+}
+
+impl Shared {
+    /// The stepper that exists.
+    ///
+    /// # Safety
+    ///
+    /// To be called from the notifiers and probes, all of which `Stepper::drop` waits for.
+    unsafe fn active<'a>() -> Option<&'a Self> {
+        // SAFETY: The pointer is null or valid, and `drop` waits for the caller before it frees.
+        unsafe { ACTIVE.load(Acquire).as_ref() }
+    }
+
+    fn paused(&self) -> Option<&Atomic<bool>> {
+        self.paused.get(CpuId::current().as_u32() as usize)
+    }
+
+    fn set_paused(&self, paused: bool) {
+        if let Some(flag) = self.paused() {
+            flag.store(paused, Relaxed);
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused().is_some_and(|flag| flag.load(Relaxed))
+    }
+
+    fn report(&self, step: Step, cx: &NmiLike<'_>) {
+        if !self.handler.step(step, cx) {
+            self.set_paused(true);
+        }
+    }
+
+    /// Ends what was going on on this CPU.
+    fn finish(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
+        let Some(last) = cpu.last.take() else { return };
+        cpu.early = None;
+        let entered = last.task == task.as_ptr() && last.entered_kernel(task);
+        self.report(
+            if entered {
+                Step::Exit
+            } else {
+                Step::Leave { from: last.ip }
+            },
+            cx,
+        );
+    }
+
+    /// An instruction has retired, and the task goes on at its `ip`.
+    fn retire(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) -> Insn {
+        let to = task.ip();
+        let Some(last) = &mut cpu.last else {
+            return Insn {
+                kind: Kind::Other,
+                len: 0,
+            };
+        };
+        // What could not be read before it ran can be now.
+        let insn = last.insn.or_else(|| task.decode(last.at, last.mode));
+        match insn {
+            Some(insn) => {
+                self.report(
+                    Step::Retire {
+                        from: last.at,
+                        insn,
+                        to,
+                    },
+                    cx,
+                );
+            }
+            None => {
+                self.report(Step::Lost, cx);
+                self.report(
+                    Step::Enter {
+                        ip: to,
+                        mode: last.mode,
+                    },
+                    cx,
+                );
+            }
+        }
+        last.ip = to;
+        last.at = to;
+        last.insn = None;
+        insn.unwrap_or(Insn {
+            kind: Kind::Other,
+            len: 0,
+        })
+    }
+
+    /// The task is about to go on in user mode.
+    fn user_return(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
+        if !cpu.registered {
+            return;
+        }
+        if self.is_paused() {
+            self.finish(cpu, task, cx);
+            task.clear_trap_flag();
+            return;
+        }
+        task.mend_r11();
+        cpu.early = None;
+
+        let ip = task.ip();
+        let mode = task.mode();
+        if task.out_of_line() {
+            // A uprobe has put the trap flag there for itself.
+            if let Some(last) = cpu.last.as_mut().filter(|last| last.task == task.as_ptr()) {
+                last.insn = task.decode(ip, mode);
+                last.out_of_line = true;
+            }
+            return;
+        }
+
+        match cpu.last {
+            Some(last) if last.task == task.as_ptr() && last.mode == mode => {
+                if last.entered_kernel(task) {
+                    self.report(Step::Exit, cx);
+                    self.report(Step::Enter { ip, mode }, cx);
+                } else if ip == last.ip || ip == last.at {
+                    // An interrupt, a fault, or a trap that is all done.
+                } else if last.out_of_line && last.insn.is_some() {
+                    self.retire(cpu, task, cx);
+                } else {
+                    self.report(Step::Leave { from: last.ip }, cx);
+                    self.report(Step::Enter { ip, mode }, cx);
+                }
+            }
+            Some(last) => {
+                self.report(Step::Leave { from: last.ip }, cx);
+                self.report(Step::Enter { ip, mode }, cx);
+            }
+            None => self.report(Step::Enter { ip, mode }, cx),
+        }
+
+        let mut at = ip;
+        let mut insn = task.decode(ip, mode);
+        if let Some(Insn {
+            kind: Kind::LoadStackSegment,
+            len,
+        }) = insn
+        {
+            at = ip.wrapping_add(u64::from(len));
+            insn = task.decode(at, mode);
+        }
+        cpu.last = Some(Position {
+            task: task.as_ptr(),
+            ip,
+            at,
+            insn,
+            mode,
+            out_of_line: false,
+            signalled: None,
+        });
+        task.set_trap_flag();
+    }
+
+    /// A task that was stepped had a debug exception with DR6.BS set. Returns what has retired.
+    fn trapped(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) -> Option<Insn> {
+        if let Some(insn) = cpu.early.take() {
+            return Some(insn);
+        }
+        let last = cpu.last?;
+        if !cpu.registered || last.task != task.as_ptr() || last.out_of_line {
+            return None;
+        }
+        Some(self.retire(cpu, task, cx))
+    }
+}
+
+impl Position {
+    /// Whether the instruction at this position is what brought `task` into the kernel.
+    fn entered_kernel(&self, task: &Task) -> bool {
+        if let Some(entered) = self.signalled {
+            return entered;
+        }
+        match self.insn.map(|insn| insn.kind) {
+            // A system call that is restarted goes back to where it was; its number tells.
+            Some(Kind::Syscall | Kind::Interrupt) => task.in_syscall() || task.ip() != self.ip,
+            // One that a debugger or a uprobe has put there leads to no signal.
+            _ => false,
+        }
+    }
+
+    /// A signal is about to be delivered, which moves the task.
+    fn signal(&mut self, task: &Task) {
+        if self.signalled.is_none() {
+            let breakpoint = matches!(self.insn, Some(insn) if insn.kind == Kind::Breakpoint);
+            self.signalled =
+                Some(self.entered_kernel(task) || (breakpoint && task.ip() != self.ip));
+        }
+    }
+}
+
+/// The user-return notifier.
+///
+/// # Safety
+///
+/// To be called by the C side, with interrupts off.
+unsafe extern "C" fn on_user_return(_notifier: *mut bindings::user_return_notifier) {
+    // SAFETY: User-return notifiers are called with interrupts off.
+    let cx = unsafe { NmiLike::new() };
+    // SAFETY: A notifier is registered, so events of the PMU exist, and so does its stepper.
+    if let Some(shared) = unsafe { Shared::active() } {
+        let task = Task::current();
+        shared
+            .cpus
+            .with(&cx, |cpu| shared.user_return(cpu, &task, &cx));
+    }
+}
+
+/// The die notifier.
+///
+/// # Safety
+///
+/// To be called by `notify_die()`.
+unsafe extern "C" fn on_die(
+    _nb: *mut bindings::notifier_block,
+    what: usize,
+    args: *mut c_void,
+) -> c_int {
+    // SAFETY: `notify_die()` passes its arguments.
+    let args = unsafe { &*args.cast::<bindings::die_args>() };
+
+    // SAFETY: The registers are those of the exception.
+    if unsafe { bindings::user_mode(args.regs) } != 0 {
+        let task = Task::current();
+        match what as c_uint {
+            bindings::die_val_DIE_INT3 => task.clear_trap_flag(),
+            bindings::die_val_DIE_DEBUG => {
+                // SAFETY: For `DIE_DEBUG`, `err` is the address of a copy of DR6.
+                let dr6 = unsafe { &mut *(args.err as *mut usize) };
+                if *dr6 & bindings::DR_STEP as usize != 0 {
+                    on_trap(&task, dr6);
+                }
+            }
+            _ => {}
+        }
+    }
+    // Others have a say too: `NOTIFY_STOP` would keep a debugger from its watchpoints.
+    bindings::NOTIFY_DONE as c_int
+}
+
+/// A debug exception from user mode, with DR6.BS set.
+fn on_trap(task: &Task, dr6: &mut usize) {
+    // SAFETY: Debug exceptions are taken with interrupts off, and the notifiers run before that
+    // changes.
+    let cx = unsafe { NmiLike::new() };
+    // SAFETY: The die notifier runs in an RCU read-side critical section.
+    let retired = unsafe { Shared::active() }.and_then(|shared| {
+        shared
+            .cpus
+            .with(&cx, |cpu| shared.trapped(cpu, task, &cx))
+            .flatten()
+    });
+    if !task.trap_flag_is_ours() {
+        return;
+    }
+
+    match retired.map(|insn| insn.kind) {
+        // What it popped is the program's.
+        Some(Kind::PopFlags | Kind::InterruptReturn) => task.keep_trap_flag(),
+        Some(Kind::PushFlags) => {
+            task.clear_trap_flag();
+            task.mend_pushed_flags();
+        }
+        _ => task.clear_trap_flag(),
+    }
+    // The code for the debug registers leaves the bit of an execution breakpoint set when it sees
+    // the step, for whoever handles the step. A debugger's breakpoints are noted elsewhere by now.
+    *dr6 &= !(bindings::DR_STEP | bindings::DR_TRAP_BITS) as usize;
+    task.forget_step();
+}

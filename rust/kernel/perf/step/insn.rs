@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What an x86 instruction does to the flow of control.
+//!
+//! C header: [`arch/x86/include/asm/insn.h`](srctree/arch/x86/include/asm/insn.h)
+
+use super::super::bindings;
+use crate::prelude::*;
+
+/// The longest x86 instruction, in bytes.
+pub(super) const MAX_LEN: usize = bindings::MAX_INSN_SIZE as usize;
+
+/// The kinds of instruction that matter to whoever follows the flow of control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Execution goes on behind it. (A string instruction with `rep` may also stay.)
+    Other,
+    /// `jcc`, `loop`, `jrcxz`: to the target in it, or on.
+    Conditional,
+    /// `jmp` to the target in it.
+    Jump,
+    /// `call` of the target in it.
+    Call,
+    /// `jmp` to where a register or memory says.
+    IndirectJump,
+    /// `call` of what a register or memory says.
+    IndirectCall,
+    /// `ret`.
+    Return,
+    /// `iret`: like a far return, and loads the flags.
+    InterruptReturn,
+    /// A far `jmp`, `call` or `ret`.
+    Far,
+    /// `syscall`, `sysenter`.
+    Syscall,
+    /// `int n`, `into`.
+    Interrupt,
+    /// `int3`, which the program may contain, or somebody who observes it may have put there.
+    Breakpoint,
+    /// `pushf`.
+    PushFlags,
+    /// `popf`.
+    PopFlags,
+    /// `mov` or `pop` to `%ss`: the trap after it is put off to the end of the next instruction.
+    LoadStackSegment,
+}
+
+/// An instruction, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Insn {
+    /// What it does.
+    pub kind: Kind,
+    /// Its length in bytes; 0 for [`Kind::Other`], where nobody asks.
+    pub len: u8,
+}
+
+impl Insn {
+    const OTHER: Self = Self {
+        kind: Kind::Other,
+        len: 0,
+    };
+
+    /// Decodes the instruction at the start of `bytes`; [`None`] if they do not hold a whole one.
+    pub(super) fn decode(bytes: &[u8], long_mode: bool) -> Option<Self> {
+        let mut insn: bindings::insn = pin_init::zeroed();
+
+        // SAFETY: `insn` is ours, and the decoder reads no more than `bytes.len()` bytes.
+        let opcode = unsafe {
+            bindings::insn_init(
+                &mut insn,
+                bytes.as_ptr().cast(),
+                bytes.len() as c_int,
+                c_int::from(long_mode),
+            );
+            if bindings::insn_get_opcode(&mut insn) < 0 {
+                return None;
+            }
+            // All variants of the unions are plain integers.
+            if insn.__bindgen_anon_1.vex_prefix.__bindgen_anon_1.value != 0 {
+                return Some(Self::OTHER);
+            }
+            insn.opcode.__bindgen_anon_1.bytes
+        };
+
+        let kind = match opcode {
+            [0x0f, 0x05 | 0x34, ..] => Kind::Syscall,
+            [0x0f, 0x80..=0x8f, ..] => Kind::Conditional,
+            [0x0f, 0xb2, ..] => Kind::LoadStackSegment,
+            [0x0f, ..] => Kind::Other,
+            [0x70..=0x7f | 0xe0..=0xe3, ..] => Kind::Conditional,
+            [0xe9 | 0xeb, ..] => Kind::Jump,
+            [0xe8, ..] => Kind::Call,
+            [0xc2 | 0xc3, ..] => Kind::Return,
+            [0xca | 0xcb | 0xea | 0x9a, ..] => Kind::Far,
+            [0xcf, ..] => Kind::InterruptReturn,
+            [0xcc, ..] => Kind::Breakpoint,
+            [0xcd | 0xce, ..] => Kind::Interrupt,
+            [0x9c, ..] => Kind::PushFlags,
+            [0x9d, ..] => Kind::PopFlags,
+            [0x17, ..] if !long_mode => Kind::LoadStackSegment,
+            [first @ (0x8e | 0xff), ..] => {
+                // SAFETY: As above.
+                let modrm = unsafe {
+                    if bindings::insn_get_modrm(&mut insn) < 0 {
+                        return None;
+                    }
+                    insn.modrm.__bindgen_anon_1.bytes[0]
+                };
+                match (first, (modrm >> 3) & 7) {
+                    (0x8e, 2) => Kind::LoadStackSegment,
+                    (0xff, 2) => Kind::IndirectCall,
+                    (0xff, 4) => Kind::IndirectJump,
+                    (0xff, 3 | 5) => Kind::Far,
+                    _ => Kind::Other,
+                }
+            }
+            _ => Kind::Other,
+        };
+        if kind == Kind::Other {
+            return Some(Self::OTHER);
+        }
+
+        // SAFETY: As above.
+        if unsafe { bindings::insn_get_length(&mut insn) } < 0 {
+            return None;
+        }
+        Some(Self {
+            kind,
+            len: insn.length,
+        })
+    }
+}
+
+#[macros::kunit_tests(rust_perf_insn)]
+mod tests {
+    use super::*;
+
+    fn kind(bytes: &[u8]) -> Option<Kind> {
+        Insn::decode(bytes, true).map(|insn| insn.kind)
+    }
+
+    fn len(bytes: &[u8]) -> Option<u8> {
+        Insn::decode(bytes, true).map(|insn| insn.len)
+    }
+
+    #[test]
+    fn branches() {
+        assert_eq!(kind(&[0x74, 0x10]), Some(Kind::Conditional));
+        assert_eq!(kind(&[0x0f, 0x8f, 0, 0, 0, 0]), Some(Kind::Conditional));
+        assert_eq!(kind(&[0xe3, 0x00]), Some(Kind::Conditional));
+        assert_eq!(kind(&[0xeb, 0xfe]), Some(Kind::Jump));
+        assert_eq!(kind(&[0xe8, 0, 0, 0, 0]), Some(Kind::Call));
+        assert_eq!(kind(&[0xff, 0xd0]), Some(Kind::IndirectCall));
+        assert_eq!(kind(&[0x41, 0xff, 0xe3]), Some(Kind::IndirectJump));
+        assert_eq!(kind(&[0xff, 0x35, 0, 0, 0, 0]), Some(Kind::Other));
+        assert_eq!(kind(&[0xf3, 0xc3]), Some(Kind::Return));
+        assert_eq!(kind(&[0x48, 0xcf]), Some(Kind::InterruptReturn));
+        assert_eq!(kind(&[0x0f, 0x05]), Some(Kind::Syscall));
+        assert_eq!(kind(&[0xcd, 0x80]), Some(Kind::Interrupt));
+        assert_eq!(kind(&[0xcc]), Some(Kind::Breakpoint));
+    }
+
+    #[test]
+    fn flags_and_stack_segment() {
+        assert_eq!(kind(&[0x9c]), Some(Kind::PushFlags));
+        assert_eq!(kind(&[0x66, 0x9c]), Some(Kind::PushFlags));
+        assert_eq!(kind(&[0x9d]), Some(Kind::PopFlags));
+        assert_eq!(kind(&[0x8e, 0xd0]), Some(Kind::LoadStackSegment));
+        assert_eq!(kind(&[0x8e, 0xd8]), Some(Kind::Other));
+    }
+
+    #[test]
+    fn lengths() {
+        assert_eq!(len(&[0xe8, 1, 2, 3, 4]), Some(5));
+        assert_eq!(len(&[0x2e, 0x74, 0x00]), Some(3));
+        assert_eq!(len(&[0xff, 0x15, 0, 0, 0, 0]), Some(6));
+        assert_eq!(len(&[0xc2, 0x08, 0x00]), Some(3));
+    }
+
+    #[test]
+    fn vector_instructions_are_no_branches() {
+        // vmovdqu ymm: its second opcode byte would be `outs`; vpand's is in the `jcc` range.
+        assert_eq!(kind(&[0xc5, 0xfe, 0x6f, 0x06]), Some(Kind::Other));
+        assert_eq!(kind(&[0xc5, 0xfd, 0x74, 0x06]), Some(Kind::Other));
+    }
+
+    #[test]
+    fn cut_short() {
+        assert_eq!(kind(&[]), None);
+        assert_eq!(kind(&[0x0f]), None);
+        assert_eq!(kind(&[0xff]), None);
+        assert_eq!(kind(&[0xe8, 0, 0]), None);
+    }
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The registers of a task, and whose trap flag is in them.
+
+use super::{
+    super::{
+        bindings,
+        NmiLike, //
+    },
+    insn,
+    Insn,
+    Mode,
+    Shared, //
+};
+use crate::{
+    error::to_result,
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+/// `EFLAGS.TF`.
+const TF: usize = 1 << 8;
+
+/// A task whose user-mode registers nobody else touches: the one that runs, one that is being
+/// switched out on this CPU, or one that has not run yet.
+///
+/// # Invariants
+///
+/// `task` is valid, and its user-mode registers are this code's to change.
+pub(super) struct Task {
+    task: *mut bindings::task_struct,
+    regs: *mut bindings::pt_regs,
+}
+
+impl Task {
+    /// The task that runs.
+    #[inline]
+    pub(super) fn current() -> Self {
+        // SAFETY: There always is one. All uses are inside of interrupts-off code on its CPU.
+        // INVARIANT: Its saved registers change only by its own doing.
+        unsafe { Self::new(bindings::get_current()) }
+    }
+
+    /// # Safety
+    ///
+    /// The type invariants must hold for `task` for as long as the value is used.
+    #[inline]
+    unsafe fn new(task: *mut bindings::task_struct) -> Self {
+        Self {
+            task,
+            // SAFETY: Every task has a stack, and `task` is valid.
+            regs: unsafe { bindings::task_pt_regs(task) },
+        }
+    }
+
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut bindings::task_struct {
+        self.task
+    }
+
+    /// Whether the task ever goes to user mode.
+    #[inline]
+    pub(super) fn is_user(&self) -> bool {
+        // SAFETY: The task is valid by the type invariants.
+        let (mm, flags) = unsafe { ((*self.task).mm, (*self.task).flags) };
+        !mm.is_null() && flags & (bindings::PF_KTHREAD | bindings::PF_USER_WORKER) == 0
+    }
+
+    #[inline]
+    fn regs(&self) -> &bindings::pt_regs {
+        // SAFETY: By the type invariants.
+        unsafe { &*self.regs }
+    }
+
+    #[inline]
+    fn set_flags(&self, flags: usize) {
+        // SAFETY: By the type invariants.
+        unsafe { (*self.regs).flags = flags };
+    }
+
+    #[inline]
+    fn set_r11(&self, r11: usize) {
+        // SAFETY: By the type invariants.
+        unsafe { (*self.regs).r11 = r11 };
+    }
+
+    #[inline]
+    fn thread_flag(&self, flag: u32) -> bool {
+        // SAFETY: The task is valid by the type invariants.
+        unsafe { bindings::test_tsk_thread_flag(self.task, flag as c_int) != 0 }
+    }
+
+    /// Where the task goes on in user mode.
+    #[inline]
+    pub(super) fn ip(&self) -> u64 {
+        self.regs().ip as u64
+    }
+
+    #[inline]
+    pub(super) fn mode(&self) -> Mode {
+        // SAFETY: The registers are valid by the type invariants.
+        if unsafe { bindings::user_64bit_mode(self.regs) } {
+            Mode::Bits64
+        } else {
+            Mode::Bits32
+        }
+    }
+
+    /// Whether the task entered the kernel by a system call and has not come back yet.
+    ///
+    /// All other entries, and the return from a signal handler, set the number to -1.
+    #[inline]
+    pub(super) fn in_syscall(&self) -> bool {
+        self.regs().orig_ax as isize != -1
+    }
+
+    /// Whether TF, if it is set, was set by the stepper.
+    #[inline]
+    pub(super) fn trap_flag_is_ours(&self) -> bool {
+        self.thread_flag(bindings::TIF_FORCED_TF) && !self.thread_flag(bindings::TIF_SINGLESTEP)
+    }
+
+    /// Sets TF, unless it is set already.
+    #[inline]
+    pub(super) fn set_trap_flag(&self) {
+        let flags = self.regs().flags;
+        if flags & TF == 0 {
+            self.set_flags(flags | TF);
+            // SAFETY: The task is valid by the type invariants.
+            unsafe {
+                bindings::set_tsk_thread_flag(self.task, bindings::TIF_FORCED_TF as c_int);
+            }
+        }
+    }
+
+    /// Says that TF, set or not, is the program's.
+    #[inline]
+    pub(super) fn keep_trap_flag(&self) {
+        // SAFETY: The task is valid by the type invariants.
+        unsafe { bindings::clear_tsk_thread_flag(self.task, bindings::TIF_FORCED_TF as c_int) };
+    }
+
+    /// Clears a TF that is the stepper's, also where `syscall` copied it to.
+    #[inline]
+    pub(super) fn clear_trap_flag(&self) {
+        if self.trap_flag_is_ours() {
+            self.mend_r11();
+            self.set_flags(self.regs().flags & !TF);
+            self.keep_trap_flag();
+        }
+    }
+
+    /// Clears a TF of the stepper that `syscall` copied to `r11`.
+    #[inline]
+    pub(super) fn mend_r11(&self) {
+        let regs = self.regs();
+        // Other ways into the kernel leave `r11` alone; that the two are equal shows that it was
+        // `syscall`.
+        if self.in_syscall() && regs.r11 == regs.flags && self.trap_flag_is_ours() {
+            self.set_r11(regs.r11 & !TF);
+        }
+    }
+
+    /// Clears the TF that `pushf` has just copied to the stack.
+    pub(super) fn mend_pushed_flags(&self) {
+        // The second byte of the image holds TF, whatever the size of the image.
+        let at = self.regs().sp.wrapping_add(1);
+        let mut byte = [0u8; 1];
+        // SAFETY: `byte` is valid for one byte; the functions check the user address and take no
+        // fault. That the instruction wrote the page a moment ago makes it almost certain that it
+        // is there.
+        unsafe {
+            let ptr = byte.as_mut_ptr().cast::<c_void>();
+            if bindings::copy_from_user_nofault(ptr, at as *const c_void, 1) == 0 {
+                ptr.cast::<u8>().write(ptr.cast::<u8>().read() & !((TF >> 8) as u8));
+                bindings::copy_to_user_nofault(at as *mut c_void, ptr, 1);
+            }
+        }
+    }
+
+    /// Whether a single-step trap came and was not handled by anybody yet.
+    #[inline]
+    pub(super) fn trap_pending(&self) -> bool {
+        // SAFETY: The task is valid by the type invariants.
+        let dr6 = unsafe { (*self.task).thread.virtual_dr6 };
+        dr6 & bindings::DR_STEP as usize != 0 && self.thread_flag(bindings::TIF_FORCED_TF)
+    }
+
+    /// Hides the step that was swallowed from whoever reads the task's DR6.
+    #[inline]
+    pub(super) fn forget_step(&self) {
+        // SAFETY: By the type invariants, and the task is the one that runs.
+        unsafe { (*self.task).thread.virtual_dr6 &= !(bindings::DR_STEP as usize) };
+    }
+
+    /// Whether a uprobe makes the task go on in a copy of the probed instruction.
+    #[inline]
+    pub(super) fn out_of_line(&self) -> bool {
+        // SAFETY: The task is valid by the type invariants; `utask` is only changed by the task
+        // itself, and not freed while it runs.
+        unsafe {
+            let utask = (*self.task).utask;
+            !utask.is_null()
+                && !(*utask).active_uprobe.is_null()
+                && (*utask).xol_vaddr == self.regs().ip
+        }
+    }
+
+    /// Reads and decodes the instruction at `ip`, if its page is there.
+    pub(super) fn decode(&self, ip: u64, mode: Mode) -> Option<Insn> {
+        let mut bytes = [0u8; insn::MAX_LEN];
+        let long_mode = mode == Mode::Bits64;
+        // SAFETY: The buffer is that long; the function checks the user address and takes no fault.
+        let whole = unsafe {
+            bindings::copy_from_user_nofault(
+                bytes.as_mut_ptr().cast(),
+                ip as *const c_void,
+                bytes.len(),
+            )
+        } == 0;
+        if whole {
+            return Insn::decode(&bytes, long_mode);
+        }
+
+        // The next page may not be there, and may not be needed.
+        let len = PAGE_SIZE - (ip as usize & (PAGE_SIZE - 1));
+        let part = bytes.get_mut(..len)?;
+        // SAFETY: As above.
+        let copied = unsafe {
+            bindings::copy_from_user_nofault(
+                part.as_mut_ptr().cast(),
+                ip as *const c_void,
+                part.len(),
+            )
+        } == 0;
+        if copied {
+            Insn::decode(part, long_mode)
+        } else {
+            None
+        }
+    }
+}
+
+/// The tracepoints that tell when a task's registers are about to be seen by others.
+pub(super) struct Probes;
+
+impl Probes {
+    /// Registers all probes. May sleep.
+    pub(super) fn register() -> Result {
+        // SAFETY: The probes are part of the kernel, and have the types that their tracepoints want.
+        unsafe {
+            to_result(bindings::register_trace_sched_switch(
+                Some(on_switch),
+                core::ptr::null_mut(),
+            ))?;
+            to_result(bindings::register_trace_signal_deliver(
+                Some(on_signal),
+                core::ptr::null_mut(),
+            ))?;
+            to_result(bindings::register_trace_sched_process_fork(
+                Some(on_fork),
+                core::ptr::null_mut(),
+            ))
+        }
+    }
+
+    /// Unregisters the probes that are registered, and waits until they have run. May sleep.
+    pub(super) fn unregister() {
+        // SAFETY: As above. A probe that is not registered is not found.
+        unsafe {
+            bindings::unregister_trace_sched_process_fork(Some(on_fork), core::ptr::null_mut());
+            bindings::unregister_trace_signal_deliver(Some(on_signal), core::ptr::null_mut());
+            bindings::unregister_trace_sched_switch(Some(on_switch), core::ptr::null_mut());
+            bindings::tracepoint_synchronize_unregister();
+        }
+    }
+}
+
+/// A task is switched out.
+///
+/// # Safety
+///
+/// To be called by the `sched_switch` tracepoint.
+unsafe extern "C" fn on_switch(
+    _data: *mut c_void,
+    _preempt: bool,
+    prev: *mut bindings::task_struct,
+    _next: *mut bindings::task_struct,
+    _prev_state: c_uint,
+) {
+    // SAFETY: `prev` is the task that runs, and the scheduler has interrupts off.
+    // INVARIANT: As in `Task::current`.
+    let task = unsafe { Task::new(prev) };
+    if !task.is_user() {
+        return;
+    }
+    // SAFETY: The scheduler has interrupts off.
+    let cx = unsafe { NmiLike::new() };
+    // SAFETY: The probe is registered.
+    if let Some(shared) = unsafe { Shared::active() } {
+        shared.cpus.with(&cx, |cpu| {
+            if cpu.registered {
+                shared.finish(cpu, &task, &cx);
+            }
+        });
+    }
+    task.clear_trap_flag();
+}
+
+/// A signal is delivered.
+///
+/// # Safety
+///
+/// To be called by the `signal_deliver` tracepoint.
+unsafe extern "C" fn on_signal(
+    _data: *mut c_void,
+    _sig: c_int,
+    _info: *mut bindings::kernel_siginfo,
+    _action: *mut bindings::k_sigaction,
+) {
+    let task = Task::current();
+    // The task delivers its signals with interrupts on, and may move to another CPU before it goes
+    // on in user mode; then it was switched out, and there is no position left to mark.
+    let _irqs = crate::interrupt::local_interrupt_disable();
+    // SAFETY: Interrupts are off until `_irqs` is dropped.
+    let cx = unsafe { NmiLike::new() };
+    // SAFETY: The probe is registered.
+    if let Some(shared) = unsafe { Shared::active() } {
+        shared.cpus.with(&cx, |cpu| {
+            if let Some(last) = cpu.last.as_mut().filter(|last| last.task == task.as_ptr()) {
+                last.signal(&task);
+            }
+        });
+    }
+    task.clear_trap_flag();
+}
+
+/// A task was made, as a copy of the one that runs.
+///
+/// # Safety
+///
+/// To be called by the `sched_process_fork` tracepoint.
+unsafe extern "C" fn on_fork(
+    _data: *mut c_void,
+    _parent: *mut bindings::task_struct,
+    child: *mut bindings::task_struct,
+) {
+    let parent = Task::current();
+    // SAFETY: The child is valid, and has not run yet.
+    // INVARIANT: Nobody else knows its registers yet.
+    let child = unsafe { Task::new(child) };
+    if !child.is_user() || !parent.trap_flag_is_ours() {
+        return;
+    }
+    // The flags of the child are clean, since `TIF_FORCED_TF` says what to do; its `r11` is not.
+    let regs = child.regs();
+    if regs.r11 & !TF == regs.flags & !TF {
+        child.set_r11(regs.r11 & !TF);
+    }
+}

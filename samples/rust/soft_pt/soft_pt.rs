@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `soft_pt`: a PMU like Intel Processor Trace, on any x86-64 processor.
+//!
+//! It follows the user-mode flow of control of tasks by single-stepping them, and writes it down in
+//! Intel PT's packets into the AUX area of a perf event. So the tools for Intel PT work without the
+//! hardware; the `perf` tool in particular, if the PMU goes by the name it looks for
+//! (`insmod soft_pt.ko name=intel_pt`).
+//!
+//! ```text
+//!    perf core ──▶ pmu (what an event asks for, start and stop) ──▶ unit (one per CPU)
+//!                                                                    │  ▲
+//!                       AUX area ◀── packet ◀── trace (PT state) ◀───┘  │
+//!                                                                       │
+//!                  tasks ──▶ kernel::perf::step (one step at a time) ───┘
+//! ```
+//!
+//! See `Documentation/admin-guide/perf/soft-pt.rst` for what it can do and what it can't.
+
+use kernel::prelude::*;
+
+mod packet;
+mod pmu;
+mod trace;
+mod unit;
+
+module! {
+    type: SoftPtModule,
+    name: "soft_pt",
+    authors: ["The perf AUX sampling project"],
+    description: "A PMU like Intel PT that single-steps",
+    license: "GPL",
+}
+
+kernel::pmu_name_param!(NAME, "soft_pt", "name", c"soft_pt");
+
+#[pin_data]
+struct SoftPtModule {
+    #[pin]
+    _pmu: kernel::perf::Registration<pmu::SoftPt>,
+}
+
+impl kernel::InPlaceModule for SoftPtModule {
+    fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _pmu <- {
+                let name = NAME.get();
+                kernel::perf::Registration::new(name, pmu::SoftPt::new()?)
+            },
+        })
+    }
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The trace unit of a CPU: steps in, bytes in the AUX area out.
+//!
+//! It is in place of the registers and the output mechanism of the hardware. All of it runs with
+//! interrupts off on the unit's own CPU. An NMI that comes while the unit is at work can't use it:
+//! a sample it takes then has zeros in its AUX field.
+
+use crate::{
+    packet::{
+        ExecMode,
+        Output,
+        TNT_LEN, //
+    },
+    pmu::{
+        Config,
+        SoftPt, //
+    },
+    trace::{
+        Clock,
+        Trace,
+        MAX_EVENT, //
+    },
+};
+use kernel::{
+    perf::{
+        step::{
+            self,
+            Handler,
+            Kind,
+            Mode,
+            Step, //
+        },
+        AuxFlag,
+        AuxOutput,
+        CpuLocal,
+        IrqsOff,
+        NmiLike,
+        SampleOutput, //
+    },
+    prelude::*,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
+};
+
+/// The most bytes that one step puts into the AUX area: a retired instruction and a PSB+ behind it,
+/// or the begin of a flow with a PSB+ ahead of it; and a TNT packet when the transaction is closed.
+const MAX_STEP: u64 = 2 * MAX_EVENT as u64 + TNT_LEN as u64;
+
+/// The units of all CPUs.
+pub(crate) struct Units(CpuLocal<Unit>);
+
+struct Unit {
+    /// An event is on this CPU.
+    taken: bool,
+    trace: Trace,
+    open: Option<Open>,
+}
+
+/// What exists while a transaction is open.
+struct Open {
+    config: Config,
+    mode: ExecMode,
+    /// What is to be written begins with a PSB+.
+    restart: bool,
+    ring: Ring,
+}
+
+/// The AUX area, as a place to put bytes one after the other.
+struct Ring {
+    output: AuxOutput<SoftPt>,
+    /// Where the next byte goes, and where the first one of this transaction went.
+    head: u64,
+    begin: u64,
+    /// The head up to which there is room, and the one at which user space wants to know.
+    limit: u64,
+    wakeup: u64,
+    /// The number of the next word of the `pattern` source.
+    word: u64,
+}
+
+impl Output for Ring {
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.output.write(self.head, bytes);
+        self.head = self.head.wrapping_add(bytes.len() as u64);
+    }
+}
+
+impl Ring {
+    fn new(output: AuxOutput<SoftPt>) -> Self {
+        let head = output.head();
+        let (limit, wakeup) = if output.overwrite() {
+            (u64::MAX, u64::MAX)
+        } else {
+            (head.saturating_add(output.space()), output.wakeup())
+        };
+        Self {
+            word: output.aux().words.load(Relaxed),
+            output,
+            head,
+            begin: head,
+            limit,
+            wakeup,
+        }
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.limit.saturating_sub(self.head) >= MAX_STEP
+    }
+
+    /// Whether a step can be written without more ado.
+    #[inline]
+    fn is_ready(&self) -> bool {
+        self.has_room() && self.head < self.wakeup
+    }
+
+    /// Makes the ring ready: tells user space what there is, and finds out what it has read. If there
+    /// is no room even then, the trace is truncated, and the ring is gone.
+    fn renew(self, cx: &NmiLike<'_>) -> Option<Self> {
+        let (written, head) = self.save();
+        let mut ring = Self::new(self.output.renew(written, head, cx)?);
+        if !ring.has_room() {
+            ring.output.flag(AuxFlag::Truncated.into());
+            ring.output.end(0, head);
+            return None;
+        }
+        Some(ring)
+    }
+
+    fn end(self) {
+        let (written, head) = self.save();
+        self.output.end(written, head);
+    }
+
+    /// Notes how far the `pattern` source has got. Returns what the end of the transaction is told.
+    fn save(&self) -> (u64, u64) {
+        self.output.aux().words.store(self.word, Relaxed);
+        (self.head.wrapping_sub(self.begin), self.head)
+    }
+}
+
+/// What belongs to an AUX area for as long as it is mapped.
+pub(crate) struct Buffer {
+    /// How many words the `pattern` source has written.
+    words: Atomic<u64>,
+}
+
+impl Buffer {
+    pub(crate) fn new() -> Result<KBox<Self>> {
+        let words = Atomic::new(0);
+        Ok(KBox::new(Self { words }, GFP_KERNEL)?)
+    }
+}
+
+fn clock() -> Clock {
+    Clock {
+        tsc: step::timestamp(),
+        cbr: step::bus_ratio(),
+    }
+}
+
+impl Open {
+    fn step(&mut self, trace: &mut Trace, step: Step) {
+        if self.config.pattern {
+            self.count(step);
+            return;
+        }
+        let out = &mut self.ring;
+        match step {
+            Step::Enter { ip, mode } => {
+                self.mode = match mode {
+                    Mode::Bits64 => ExecMode::Bits64,
+                    Mode::Bits32 => ExecMode::Bits32,
+                };
+                if self.restart {
+                    self.restart = false;
+                    trace.start(out, clock());
+                }
+                trace.enable(out, ip, clock(), self.mode);
+            }
+            Step::Retire { from, insn, to } => {
+                let next = from.wrapping_add(u64::from(insn.len));
+                match insn.kind {
+                    Kind::Conditional => trace.conditional(out, to != next),
+                    // A call of the next instruction only reads the instruction pointer.
+                    Kind::Call if to != next => trace.call(next),
+                    Kind::IndirectJump => trace.indirect(out, to),
+                    Kind::IndirectCall => trace.indirect_call(out, to, next),
+                    Kind::Return => trace.ret(out, to),
+                    Kind::Far | Kind::InterruptReturn => trace.far_transfer(out, to, self.mode),
+                    _ => {}
+                }
+                if trace.sync_due() {
+                    trace.sync(out, to, clock(), self.mode);
+                }
+            }
+            Step::Exit => trace.far_exit(out),
+            Step::Leave { from } => trace.async_exit(out, from),
+            Step::Lost => trace.overflow(out),
+        }
+    }
+
+    /// The `pattern` source: one word per instruction, with the number of such words before it.
+    fn count(&mut self, step: Step) {
+        if let Step::Retire { .. } = step {
+            let word = self.ring.word;
+            self.ring.put(&word.to_le_bytes());
+            self.ring.word = word.wrapping_add(1);
+        }
+    }
+}
+
+impl Units {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(CpuLocal::new(|_| {
+            Ok(Unit {
+                taken: false,
+                trace: Trace::new(),
+                open: None,
+            })
+        })?))
+    }
+
+    /// Takes this CPU's unit for an event; returns whether it was free.
+    pub(crate) fn take(&self, cx: &IrqsOff<'_>) -> bool {
+        self.0
+            .with(cx, |unit| !core::mem::replace(&mut unit.taken, true))
+            .unwrap_or(false)
+    }
+
+    /// The event that took this CPU's unit is done with it.
+    pub(crate) fn release(&self, cx: &IrqsOff<'_>) {
+        self.0.with(cx, |unit| unit.taken = false);
+    }
+
+    /// Whether a transaction is open on this CPU.
+    pub(crate) fn is_open(&self, cx: &IrqsOff<'_>) -> bool {
+        self.0
+            .with(cx, |unit| {
+                if let Some(open) = &mut unit.open {
+                    // What follows a pause is to decode without what was before.
+                    open.restart = true;
+                }
+                unit.open.is_some()
+            })
+            .unwrap_or(false)
+    }
+
+    /// Configures this CPU's unit to write to `output`, and writes the PSB+ that every trace begins
+    /// with.
+    pub(crate) fn open(&self, config: Config, output: AuxOutput<SoftPt>, cx: &IrqsOff<'_>) {
+        self.0.with(cx, |unit| {
+            let mut ring = Ring::new(output);
+            if !ring.is_ready() {
+                match ring.renew(cx) {
+                    Some(renewed) => ring = renewed,
+                    None => return,
+                }
+            }
+            unit.trace.configure(config.trace);
+            if !config.pattern {
+                unit.trace.start(&mut ring, clock());
+            }
+            unit.open = Some(Open {
+                config,
+                mode: ExecMode::Bits64,
+                restart: false,
+                ring,
+            });
+        });
+    }
+
+    /// Closes the transaction of this CPU's unit, if one is open.
+    pub(crate) fn close(&self, cx: &IrqsOff<'_>) {
+        self.0.with(cx, |unit| {
+            if let Some(mut open) = unit.open.take() {
+                unit.trace.flush(&mut open.ring);
+                open.ring.end();
+            }
+        });
+    }
+
+    /// Writes the end of this CPU's trace into a sample.
+    pub(crate) fn snapshot(&self, out: &mut SampleOutput<'_>, cx: &NmiLike<'_>) {
+        self.0.with(cx, |unit| {
+            let Some(open) = &mut unit.open else { return };
+            let ring = &mut open.ring;
+            // In full-trace mode the area belongs to its reader.
+            if !ring.output.overwrite() {
+                return;
+            }
+            unit.trace.flush(ring);
+            let size = out.left();
+            // If the data buffer does not take it all, the record is lost, which its reader is told.
+            let _ = out.copy_aux(&mut ring.output, size, ring.head);
+        });
+    }
+}
+
+impl Handler for Units {
+    fn step(&self, step: Step, cx: &NmiLike<'_>) -> bool {
+        self.0
+            .with(cx, |unit| {
+                if !unit.open.as_ref().is_some_and(|open| open.ring.is_ready()) {
+                    unit.open = unit.open.take().and_then(|open| {
+                        let ring = open.ring.renew(cx)?;
+                        Some(Open { ring, ..open })
+                    });
+                }
+                match &mut unit.open {
+                    Some(open) => {
+                        open.step(&mut unit.trace, step);
+                        true
+                    }
+                    None => false,
+                }
+            })
+            .unwrap_or(true)
+    }
+}
