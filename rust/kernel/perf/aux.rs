@@ -102,11 +102,7 @@ impl AuxArea {
         // writes, by the safety requirements of this function.
         unsafe {
             let page = *self.pages.as_ptr().add(place / PAGE_SIZE);
-            core::ptr::copy_nonoverlapping(
-                now.as_ptr(),
-                page.cast::<u8>().add(offset),
-                now.len(),
-            );
+            core::ptr::copy_nonoverlapping(now.as_ptr(), page.cast::<u8>().add(offset), now.len());
         }
         if !later.is_empty() {
             // SAFETY: As for this call.

@@ -55,6 +55,14 @@ impl NmiLike<'_> {
     }
 }
 
+impl<'a> From<&'a LocalInterruptDisabled> for NmiLike<'a> {
+    #[inline]
+    fn from(_: &'a LocalInterruptDisabled) -> Self {
+        // SAFETY: Interrupts are off for as long as the token exists.
+        unsafe { Self::new() }
+    }
+}
+
 /// Proof that interrupts are off on this CPU and that the code does not run in an NMI.
 ///
 /// # Invariants
@@ -73,13 +81,6 @@ impl IrqsOff<'_> {
         // SAFETY: By the safety requirements of this function.
         // INVARIANT: By the safety requirements of this function.
         Self(unsafe { NmiLike::new() })
-    }
-
-    /// The same fact as the `kernel` crate's own token.
-    #[inline]
-    pub fn interrupts(&self) -> &LocalInterruptDisabled {
-        // SAFETY: Interrupts are off for as long as `self` exists, by the type invariants.
-        unsafe { LocalInterruptDisabled::assume_disabled() }
     }
 }
 
@@ -108,10 +109,21 @@ struct Slot<T> {
 /// # Examples
 ///
 /// ```
-/// use kernel::perf::CpuLocal;
+/// use kernel::{
+///     interrupt::local_interrupt_disable,
+///     perf::{CpuLocal, NmiLike}, //
+/// };
 ///
-/// let counters = CpuLocal::new(|_cpu| Ok(7u64))?;
-/// assert_eq!(counters.fold(0, |sum, n| sum + *n), 7 * u64::from(kernel::cpu::nr_cpu_ids()));
+/// let counters = CpuLocal::new(|cpu| Ok(cpu))?;
+/// let irqs = local_interrupt_disable();
+/// let cx = NmiLike::from(&irqs);
+///
+/// let cpu = counters.with(&cx, |counter| *counter);
+/// assert_eq!(cpu, Some(kernel::cpu::CpuId::current().as_u32()));
+///
+/// // Who comes in between has to do without.
+/// let nested = counters.with(&cx, |_| counters.with(&cx, |counter| *counter));
+/// assert_eq!(nested, Some(None));
 /// # Ok::<(), Error>(())
 /// ```
 pub struct CpuLocal<T> {
@@ -159,14 +171,5 @@ impl<T> CpuLocal<T> {
         barrier();
         slot.busy.store(false, Relaxed);
         Some(result)
-    }
-
-    /// Combines a function of all values. It is for owners that no CPU visits any more.
-    pub fn fold<A>(self, init: A, mut f: impl FnMut(A, &T) -> A) -> A {
-        let mut acc = init;
-        for slot in self.slots {
-            acc = f(acc, &slot.value.into_inner());
-        }
-        acc
     }
 }

@@ -55,12 +55,8 @@ impl<P: Pmu> Event<P> {
     pub fn only_config(&self) -> bool {
         let attr = self.attr();
         // SAFETY: All variants of the unions are plain integers of the size of the union.
-        let (config1, config2) = unsafe {
-            (
-                attr.__bindgen_anon_3.config1,
-                attr.__bindgen_anon_4.config2,
-            )
-        };
+        let (config1, config2) =
+            unsafe { (attr.__bindgen_anon_3.config1, attr.__bindgen_anon_4.config2) };
         config1 == 0 && config2 == 0 && attr.config3 == 0 && attr.config4 == 0
     }
 

@@ -119,12 +119,7 @@ impl<'a> SampleOutput<'a> {
     ///
     /// `ENOSPC`, with nothing written, if `size` is more than there is room for or than the area
     /// has. `EFAULT` if the data buffer took only some of the bytes.
-    pub fn copy_aux<P: Pmu>(
-        &mut self,
-        aux: &mut AuxOutput<P>,
-        size: usize,
-        to: u64,
-    ) -> Result {
+    pub fn copy_aux<P: Pmu>(&mut self, aux: &mut AuxOutput<P>, size: usize, to: u64) -> Result {
         if size > self.left || size as u64 > aux.area().size() {
             return Err(ENOSPC);
         }

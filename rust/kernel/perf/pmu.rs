@@ -184,12 +184,7 @@ pub trait Pmu: Sized + Send + Sync + 'static {
     /// `event`.
     ///
     /// May interrupt the other callbacks, also in the middle. What is not written is zeroed.
-    fn snapshot_aux(
-        &self,
-        _event: &Event<Self>,
-        _out: &mut SampleOutput<'_>,
-        _cx: &NmiLike<'_>,
-    ) {
+    fn snapshot_aux(&self, _event: &Event<Self>, _out: &mut SampleOutput<'_>, _cx: &NmiLike<'_>) {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 }
@@ -215,6 +210,22 @@ unsafe impl<T: Pmu> Send for Registration<T> {}
 // SAFETY: `&Registration` offers the driver, which is `Sync`.
 unsafe impl<T: Pmu> Sync for Registration<T> {}
 
+/// Whether a PMU can not be called `name`, because there is a device of that name.
+///
+/// The driver core would find out too, but it considers that a bug, and says so in the log.
+#[inline(never)]
+fn is_taken(name: &CStr) -> bool {
+    // SAFETY: `/sys/devices`, where PMUs are, exists from boot on. The reference that the lookup
+    // takes is given back.
+    unsafe {
+        let devices = (*bindings::devices_kset).kobj.sd;
+        let node = bindings::kernfs_find_and_get_ns(devices, name.as_char_ptr(), core::ptr::null());
+        let found = !node.is_null();
+        bindings::kernfs_put(node);
+        found
+    }
+}
+
 impl<T: Pmu> Registration<T> {
     /// Registers a PMU called `name`, with a type number of the core's choice.
     ///
@@ -226,6 +237,9 @@ impl<T: Pmu> Registration<T> {
             groups: Groups::new(T::GROUPS)?,
             driver: driver,
             pmu <- Opaque::try_ffi_init(move |slot: *mut bindings::pmu| {
+                if is_taken(name) {
+                    return Err(EEXIST);
+                }
                 // SAFETY: `groups` was initialized above; nothing else refers to it yet.
                 let groups = unsafe { (*this.as_ptr()).groups.as_ptr() };
                 // SAFETY: The initializer may write to the slot.

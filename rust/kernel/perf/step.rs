@@ -381,7 +381,11 @@ impl Shared {
     fn finish(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
         let Some(last) = cpu.last.take() else { return };
         cpu.early = None;
-        let entered = last.task == task.as_ptr() && last.entered_kernel(task);
+        let ours = last.task == task.as_ptr();
+        if ours {
+            last.settle(task);
+        }
+        let entered = ours && last.entered_kernel(task);
         self.report(
             if entered {
                 Step::Exit
@@ -443,6 +447,9 @@ impl Shared {
             self.finish(cpu, task, cx);
             task.clear_trap_flag();
             return;
+        }
+        if let Some(last) = cpu.last.filter(|last| last.task == task.as_ptr()) {
+            last.settle(task);
         }
         task.mend_r11();
         cpu.early = None;
@@ -528,8 +535,20 @@ impl Position {
         }
     }
 
+    /// The return from a signal handler loads the flags, with whatever TF was the program's then.
+    fn settle(&self, task: &Task) {
+        let system_call = matches!(
+            self.insn,
+            Some(insn) if matches!(insn.kind, Kind::Syscall | Kind::Interrupt)
+        );
+        if system_call && self.signalled.is_none() && !task.in_syscall() && task.ip() != self.ip {
+            task.keep_trap_flag();
+        }
+    }
+
     /// A signal is about to be delivered, which moves the task.
     fn signal(&mut self, task: &Task) {
+        self.settle(task);
         if self.signalled.is_none() {
             let breakpoint = matches!(self.insn, Some(insn) if insn.kind == Kind::Breakpoint);
             self.signalled =

@@ -65,10 +65,6 @@ unsafe extern "C" fn show(
     (len + 1) as isize
 }
 
-#[cfg(CONFIG_DEBUG_LOCK_ALLOC)]
-static LOCK_CLASS: crate::types::Opaque<bindings::lock_class_key> =
-    crate::types::Opaque::zeroed();
-
 /// One group and all that it points to.
 struct Group {
     group: bindings::attribute_group,
@@ -107,7 +103,7 @@ impl Groups {
                 attr.__bindgen_anon_1.show = Some(show);
                 #[cfg(CONFIG_DEBUG_LOCK_ALLOC)]
                 {
-                    attr.attr.key = LOCK_CLASS.get();
+                    attr.attr.key = crate::static_lock_class!().as_ptr();
                 }
                 files.push(
                     File {

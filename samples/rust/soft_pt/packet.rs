@@ -19,6 +19,7 @@
 //! The long TNT packet isn't here: it carries 47 bits in 8 bytes, and 8 short ones carry 48.
 
 /// The most bytes one packet takes.
+#[allow(dead_code, reason = "the host's tests check it")]
 pub(crate) const MAX_PACKET: usize = PSB_LEN;
 
 /// The length of a PSB.
@@ -46,6 +47,7 @@ pub(crate) trait Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExecMode {
     /// 16-bit code, CS.L = 0 and CS.D = 0.
+    #[allow(dead_code, reason = "the PMU does not tell it from 32-bit code")]
     Bits16,
     /// 64-bit code, CS.L = 1.
     Bits64,

@@ -20,11 +20,11 @@
 //!
 //! ```text
 //!                       far_exit(), async_exit()
-//!                     ┌──────────────────────────┐
-//!                     ▼                          │
-//! configure() ──▶ context off ──── enable() ──▶ context on ──┐ conditional(), call(),
-//!  then start()       ▲                          │  ▲        │ indirect(), ret(), …, sync()
-//!                     └──────── overflow() ──────┘  └────────┘
+//!                     +--------------------------+
+//!                     v                          |
+//! configure() --> context off ---- enable() --> context on --+ conditional(), call(),
+//!  then start()       ^                          |  ^        | indirect(), ret(), ..., sync()
+//!                     +-------- overflow() ------+  +--------+
 //! ```
 //!
 //! A call that its state doesn't allow writes nothing.
@@ -47,8 +47,8 @@ use crate::packet::{
 };
 use core::mem;
 
-/// How many TIPs are deferred at most: in code that has fewer than a branch per TIP, waiting for more
-/// gains little.
+/// How many TIPs are deferred at most. More would save little: at most the rest of one TNT's byte
+/// for so many TIPs.
 const MAX_DEFERRED: usize = 8;
 
 /// The most bytes that one method call puts into its output.
@@ -206,6 +206,7 @@ impl Trace {
     }
 
     /// Whether the traced program's flow is being reported.
+    #[allow(dead_code, reason = "the host's tests ask")]
     #[inline]
     pub(crate) fn context_on(&self) -> bool {
         self.context

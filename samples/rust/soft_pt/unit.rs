@@ -9,8 +9,7 @@
 use crate::{
     packet::{
         ExecMode,
-        Output,
-        TNT_LEN, //
+        Output, //
     },
     pmu::{
         Config,
@@ -46,8 +45,11 @@ use kernel::{
 };
 
 /// The most bytes that one step puts into the AUX area: a retired instruction and a PSB+ behind it,
-/// or the begin of a flow with a PSB+ ahead of it; and a TNT packet when the transaction is closed.
-const MAX_STEP: u64 = 2 * MAX_EVENT as u64 + TNT_LEN as u64;
+/// or the begin of a flow with a PSB+ ahead of it, or what is held back at the end.
+const MAX_STEP: u64 = 2 * MAX_EVENT as u64;
+
+/// The longest x86 instruction.
+const MAX_INSN: u64 = 15;
 
 /// The units of all CPUs.
 pub(crate) struct Units(CpuLocal<Unit>);
@@ -192,6 +194,10 @@ impl Open {
                     Kind::IndirectCall => trace.indirect_call(out, to, next),
                     Kind::Return => trace.ret(out, to),
                     Kind::Far | Kind::InterruptReturn => trace.far_transfer(out, to, self.mode),
+                    // What goes elsewhere without being a branch, such as an aborted transaction.
+                    Kind::Other if to.wrapping_sub(from) > MAX_INSN => {
+                        trace.async_transfer(out, from, to);
+                    }
                     _ => {}
                 }
                 if trace.sync_due() {

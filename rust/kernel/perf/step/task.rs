@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     error::to_result,
+    interrupt::local_interrupt_disable,
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -166,14 +167,14 @@ impl Task {
         // The second byte of the image holds TF, whatever the size of the image.
         let at = self.regs().sp.wrapping_add(1);
         let mut byte = [0u8; 1];
-        // SAFETY: `byte` is valid for one byte; the functions check the user address and take no
-        // fault. That the instruction wrote the page a moment ago makes it almost certain that it
-        // is there.
+        // SAFETY: `byte` is one byte long; the functions check the user address and take no fault.
+        // That the instruction wrote the page a moment ago makes it almost certain that it is there.
         unsafe {
-            let ptr = byte.as_mut_ptr().cast::<c_void>();
-            if bindings::copy_from_user_nofault(ptr, at as *const c_void, 1) == 0 {
-                ptr.cast::<u8>().write(ptr.cast::<u8>().read() & !((TF >> 8) as u8));
-                bindings::copy_to_user_nofault(at as *mut c_void, ptr, 1);
+            if bindings::copy_from_user_nofault(byte.as_mut_ptr().cast(), at as *const c_void, 1)
+                == 0
+            {
+                byte[0] &= !((TF >> 8) as u8);
+                bindings::copy_to_user_nofault(at as *mut c_void, byte.as_ptr().cast(), 1);
             }
         }
     }
@@ -321,9 +322,8 @@ unsafe extern "C" fn on_signal(
     let task = Task::current();
     // The task delivers its signals with interrupts on, and may move to another CPU before it goes
     // on in user mode; then it was switched out, and there is no position left to mark.
-    let _irqs = crate::interrupt::local_interrupt_disable();
-    // SAFETY: Interrupts are off until `_irqs` is dropped.
-    let cx = unsafe { NmiLike::new() };
+    let irqs = local_interrupt_disable();
+    let cx = NmiLike::from(&irqs);
     // SAFETY: The probe is registered.
     if let Some(shared) = unsafe { Shared::active() } {
         shared.cpus.with(&cx, |cpu| {

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# The one command surface. Everything it does is in tools/; objects are in build/ and in the cache.
+
+export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES
+
+.DEFAULT_GOAL := help
+.PHONY: run test kernel module vm bench check patches clean distclean help
+
+help:
+	@sed -n 's/^#> \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
+
+#> AUX sampling for Linux perf in Rust, and soft_pt: Intel PT traces without the hardware.
+#>
+#>   make run        build what is missing, boot the VM, record two programs and show what perf decodes
+#>   make test       every test; ends with the line "N passed, N failed, N skipped"
+#>   make vm         a shell in the VM with soft_pt loaded as intel_pt; CMD='…' runs that instead
+#>
+#>   make kernel     the kernel with this tree in it          make check     style, lints and documentation
+#>   make module     soft_pt.ko                               make bench     the speed table
+#>   make patches    check that the patch series applies      make clean     remove build/
+#>                                                            make distclean remove the cache too
+#>
+#> Variables: SUITES='NAME…' (for test)  KERNEL=product  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
+#>            TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
+#> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
+
+run:
+	@tools/vm/demo
+
+test:
+	@tools/test $(SUITES)
+
+kernel:
+	@tools/kernel/image
+
+module:
+	@tools/kernel/module
+
+vm:
+	@tools/vm/run $(if $(CMD),-- "$$CMD")
+
+bench:
+	@tools/bench
+
+check:
+	@tools/check
+
+patches:
+	@tools/kernel/try-patches
+
+clean:
+	@rm -rf build
+
+distclean: clean
+	@tools/kernel/clean-cache

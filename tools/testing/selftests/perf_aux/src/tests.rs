@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One module per subject, one test per fact.
+
+mod area;
+mod attr;
+mod document;
+mod faults;
+mod link;
+mod module;
+mod notify;
+mod sample;
+mod source;
+
+use perf_aux::Test;
+
+/// Every test, in the order they run.
+pub const SUITES: &[&[Test]] = &[
+    attr::TESTS,
+    notify::TESTS,
+    document::TESTS,
+    link::TESTS,
+    sample::TESTS,
+    area::TESTS,
+    // Last, because it unloads the PMU and a failure to load it again would make the others skip.
+    module::TESTS,
+];

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The selftest of `soft_pt`, a PMU like Intel PT that single-steps: what the unmodified perf tool
+//! decodes must be what programs did, and programs must not notice.
+//!
+//! - [`tests::oracle`]: the trace against a ptrace stepper, instruction by instruction.
+//! - [`tests::record`]: every sampler and every way of recording.
+//! - [`tests::situation`]: programs in which single-stepping could show or do harm.
+//! - [`tests::stress`]: tracing that goes on and off under a busy program.
+//! - [`tests::refuse`]: what the PMU must refuse.
+//!
+//! perf records a PMU only if it is named `intel_pt` and CPUID says Intel, so most tests skip when
+//! the module was loaded by another name. On a machine with real `intel_pt` they run, too.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod image;
+mod libipt;
+mod perf;
+mod stepper;
+mod tests;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    perf_aux::ktap::main(
+        "soft_pt",
+        &[
+            tests::oracle::TESTS,
+            tests::record::TESTS,
+            tests::situation::TESTS,
+            tests::stress::TESTS,
+            tests::refuse::TESTS,
+        ],
+    )
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The decoded trace of a program against the list that a ptrace stepper makes of it.
+
+use std::{
+    time::{
+        Duration,
+        Instant, //
+    }, //
+};
+
+use perf_aux::{
+    check,
+    check_eq,
+    fail,
+    load::Child,
+    ring::{
+        AuxMode,
+        Ring, //
+    },
+    skip,
+    Ctx,
+    Outcome,
+    Stop,
+    Test, //
+};
+
+use crate::{
+    image::Image,
+    libipt,
+    perf::{
+        self,
+        program,
+        Scratch,
+        Script, //
+    },
+    stepper,
+    tests::{
+        failed,
+        pmu_for_perf,
+        waiting, //
+    }, //
+};
+
+pub const TESTS: &[Test] = &[
+    Test::new(
+        "oracle.stepper_agrees_with_itself",
+        stepper_agrees_with_itself,
+    )
+    .limit(120),
+    Test::new("oracle.instructions", instructions).limit(180),
+    Test::new(
+        "oracle.instructions_without_ret_compression",
+        without_ret_compression,
+    )
+    .limit(180),
+    Test::new("oracle.instructions_on_one_cpu", on_one_cpu).limit(180),
+    Test::new("oracle.instructions_by_libipt", by_libipt).limit(120),
+    Test::new("oracle.speed", speed).limit(180),
+];
+
+/// Rounds of the program; each is about 4,500 instructions in each of two threads.
+const ROUNDS: usize = 4;
+
+fn step() -> Result<stepper::Steps, Stop> {
+    let steps = stepper::step(&program("flow")?, &[&ROUNDS.to_string()]).map_err(failed)?;
+    check_eq!(steps.status, 0, "status of the stepped program");
+    check_eq!(steps.threads.len(), 2, "threads");
+    // One fault in each round; the signal from a system call comes where any address may come.
+    steps.check(ROUNDS).map_err(failed)?;
+    Ok(steps)
+}
+
+fn stepper_agrees_with_itself(ctx: &Ctx) -> Outcome {
+    let (one, two) = (step()?, step()?);
+    check_eq!(one.stdout, two.stdout, "output");
+    let untraced = perf::run(std::process::Command::new(program("flow")?).arg(ROUNDS.to_string()))?;
+    check_eq!(one.stdout, untraced.stdout, "output");
+    for (n, (one, two)) in one.threads.iter().zip(&two.threads).enumerate() {
+        compare(&format!("thread {n}"), one, two, None)?;
+        ctx.diag(format!("thread {n}: {} instructions", one.len()));
+    }
+    Ok(())
+}
+
+/// Fails at the first place where the two lists differ.
+fn compare(what: &str, got: &[u64], want: &[u64], image: Option<&Image>) -> Outcome {
+    if got == want {
+        return Ok(());
+    }
+    let at = got.iter().zip(want).take_while(|(a, b)| a == b).count();
+    let around = |list: &[u64]| {
+        list[at.saturating_sub(4).min(list.len())..(at + 5).min(list.len())]
+            .iter()
+            .map(|ip| match image.and_then(|image| image.instruction(*ip)) {
+                Some(instruction) => format!("{ip:#x} ({:?})", instruction.mnemonic()),
+                None => format!("{ip:#x}"),
+            })
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    fail!(
+        "{what}: {} instructions, expected {}; the first difference is at number {at}\n got {}\nwant {}",
+        got.len(),
+        want.len(),
+        around(got),
+        around(want),
+    )
+}
+
+fn trace_equals_steps(ctx: &Ctx, event: &str) -> Outcome {
+    pmu_for_perf(ctx)?;
+    let steps = step()?;
+    let scratch = Scratch::new()?;
+    let data = scratch.path("perf.data");
+    let mut record = perf::record(&data);
+    record.args(["-m", ",16M", "-e", event, "--"]);
+    record.arg(program("flow")?).arg(ROUNDS.to_string());
+    let ran = perf::run_record(&mut record)?;
+    check_eq!(ran.code, Some(0), "exit code of the recorded program");
+    check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
+
+    // The threads in the order in which they first come, which is that of their making.
+    let mut threads: Vec<(i32, Vec<u64>)> = Vec::new();
+    let script = Script::read(&data, "i1ie", perf::Step::FIELDS, |line| {
+        let Some(step) = perf::Step::of_line(line) else {
+            fail!("perf script says: {line}");
+        };
+        match threads.iter_mut().find(|(tid, _)| *tid == step.tid) {
+            Some((_, list)) => list.push(step.ip),
+            None => threads.push((step.tid, vec![step.ip])),
+        }
+        Ok(())
+    })?;
+    script.expect_no_errors()?;
+    threads.sort();
+    let mut compared = 0;
+    for (n, want) in steps.threads.iter().enumerate() {
+        let Some((_, got)) = threads.get(n) else {
+            fail!("no trace of thread {n}: {} threads traced", threads.len());
+        };
+        compare(&format!("thread {n}"), got, want, Some(&steps.image))?;
+        compared += got.len();
+    }
+    check_eq!(threads.len(), steps.threads.len(), "threads in the trace");
+    ctx.diag(format!("{compared} instructions compared, all equal"));
+    Ok(())
+}
+
+fn instructions(ctx: &Ctx) -> Outcome {
+    trace_equals_steps(ctx, "intel_pt//u")
+}
+
+fn without_ret_compression(ctx: &Ctx) -> Outcome {
+    trace_equals_steps(ctx, "intel_pt/noretcomp=1/u")
+}
+
+/// Both threads on one CPU, so that each is switched out and in.
+fn on_one_cpu(ctx: &Ctx) -> Outcome {
+    perf_aux::load::pin(0)?;
+    trace_equals_steps(ctx, "intel_pt//u")
+}
+
+/// The first thread again, its packets taken from the ring and decoded by Intel's library.
+fn by_libipt(ctx: &Ctx) -> Outcome {
+    let pmu = ctx.pmu()?;
+    let path = program("flow")?;
+    if libipt::decode(&[], &path).is_none() {
+        skip!("no libipt.so.2");
+    }
+    let steps = step()?;
+    let want = &steps.threads[0];
+    for (name, config) in [("", 0), ("noretcomp", 1), ("tsc", 1)] {
+        let config = match name {
+            "" => config,
+            _ => match pmu.config(name, config)? {
+                Some(config) => config,
+                None => continue,
+            },
+        };
+        let child = waiting(ROUNDS)?;
+        let event = pmu.event(config).pid(child.pid()).enable_on_exec().open()?;
+        let ring = Ring::map(&event, 8)?;
+        let aux = ring.map_aux(&event, 2048, AuxMode::Full)?;
+        check_eq!(child.wait()?, 0, "exit code of the traced program");
+        let trace = aux.bytes(0, ring.aux_head() as usize);
+        check!(
+            trace.len() < aux.size(),
+            "the trace does not fit into the area"
+        );
+        let got = match libipt::decode(&trace, &path) {
+            Some(got) => got.map_err(failed)?,
+            None => skip!("no libipt.so.2"),
+        };
+        compare(
+            &format!("config {config:#x}"),
+            &got,
+            want,
+            Some(&steps.image),
+        )?;
+        ctx.diag(format!(
+            "config {config:#x}: {} instructions in {} bytes, all equal",
+            got.len(),
+            trace.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Time that the program takes once it is told to start.
+fn timed(prepare: impl FnOnce(&mut Child) -> Outcome, rounds: usize) -> Result<Duration, Stop> {
+    let mut child = waiting(rounds)?;
+    prepare(&mut child)?;
+    let start = Instant::now();
+    let code = child.wait()?;
+    check_eq!(code, 0, "exit code of the program");
+    Ok(start.elapsed())
+}
+
+/// Instructions per second, traced and by the ptrace stepper.
+fn speed(ctx: &Ctx) -> Outcome {
+    let pmu = ctx.pmu()?;
+    let steps = step()?;
+    let counted: usize = steps.threads.iter().map(Vec::len).sum();
+
+    // Over and over, so that starting the program does not count; one thread at a time on one CPU.
+    let mut best = Duration::MAX;
+    let mut untraced = Duration::MAX;
+    for _ in 0..5 {
+        perf_aux::load::pin(0)?;
+        untraced = untraced.min(timed(|_| Ok(()), ROUNDS)?);
+        let mut group = None;
+        let time = timed(
+            |child| {
+                let attr = pmu.event(0).pid(child.pid()).cpu(0).inherit();
+                let event = attr.enable_on_exec().open()?;
+                let ring = Ring::map(&event, 8)?;
+                let aux = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
+                group = Some((event, ring, aux));
+                Ok(())
+            },
+            ROUNDS,
+        )?;
+        best = best.min(time);
+        if let Some((_, ring, aux)) = &group {
+            check!(
+                ring.aux_head() != 0 || aux.all().iter().any(|b| *b != 0),
+                "nothing was traced"
+            );
+        }
+    }
+    let per_second = |count: usize, time: Duration| count as f64 / time.as_secs_f64();
+    let traced = per_second(counted, best);
+    let stepped = per_second(counted, steps.elapsed);
+    ctx.diag(format!(
+        "{counted} instructions: untraced {:.4} s, traced {:.4} s, by ptrace {:.2} s",
+        untraced.as_secs_f64(),
+        best.as_secs_f64(),
+        steps.elapsed.as_secs_f64(),
+    ));
+    ctx.diag(format!(
+        "traced {traced:.0} instructions/s, by ptrace {stepped:.0}, ratio {:.1}",
+        traced / stepped
+    ));
+    check!(traced > stepped, "no faster than ptrace");
+    Ok(())
+}

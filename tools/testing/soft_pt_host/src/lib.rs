@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The parts of `soft_pt` that know no kernel types, built and tested on the host.
+//!
+//! The files under test are the module's own; this crate only adds what is needed to test them:
+//!
+//! - `events`: tells a trace what happens, and notes what has to be in it.
+//! - `program`: random programs, and a run of one as the events of its flow.
+//! - `libipt`: what libipt makes of a trace, as the flow that the run should have had.
+//! - `perf`: the same from the decoder of the perf tool, where `KERNEL_SRC` names a kernel source
+//!   tree.
+//! - `follow`: compares that with the run.
+//!
+//! The tests, by what they show:
+//!
+//! - `golden`: the bytes of each packet and of each event, written down by hand.
+//! - `packets`: an independent packet decoder reads back the events that went in.
+//! - `flow`: independent flow decoders follow a run exactly, from any PSB on.
+//! - `density`: how many bytes that takes, against the fewest that the format allows.
+
+#![cfg_attr(not(test), expect(dead_code, reason = "the tests are what uses it"))]
+
+#[path = "../../../../samples/rust/soft_pt/packet.rs"]
+mod packet;
+#[path = "../../../../samples/rust/soft_pt/trace.rs"]
+mod trace;
+
+#[cfg(test)]
+mod density;
+#[cfg(test)]
+mod events;
+#[cfg(test)]
+mod flow;
+#[cfg(test)]
+mod follow;
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod libipt;
+#[cfg(test)]
+mod packets;
+#[cfg(perf_decoder)]
+#[cfg(test)]
+mod perf;
+#[cfg(test)]
+mod program;

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: GPL-2.0
+# shellcheck shell=bash
+#
+# Sourced in the VM before a command or an interactive shell: loads the module under test.
+# The environment comes from tools/vm/run.
+
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 HOME=/tmp
+
+# Fast, and with more features than the root's own file system. A checkout under /tmp stays there.
+if [[ $TOP == /tmp/* ]]; then
+	mkdir -p /run/top
+	mount --bind "$TOP" /run/top
+	mount -t tmpfs -o mode=1777 tmpfs /tmp
+	mkdir -p "$TOP"
+	mount --move /run/top "$TOP"
+else
+	mount -t tmpfs -o mode=1777 tmpfs /tmp
+fi
+
+# guest_step NAME: what the run is doing, for the message of a run that hangs.
+guest_step() {
+	echo "<6>vm-step: $*" >/dev/kmsg
+}
+export -f guest_step
+
+if [ -n "${MODULE:-}" ]; then
+	guest_step "load soft_pt"
+	# shellcheck disable=SC2086
+	insmod "$MODULE" $MODULE_ARGS || {
+		dmesg | tail -n 10
+		echo "error: soft_pt.ko could not be loaded (see the kernel's words above)"
+		exit 1
+	} >&2
+fi
+guest_step "run the command"
