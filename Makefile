@@ -23,6 +23,7 @@ help:
 #>
 #> Variables: SUITES='NAME…' (for test)  KERNEL=product  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
 #>            TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
+#> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
 
 run:

@@ -60,6 +60,10 @@ mod event;
 mod output;
 mod param;
 mod pmu;
+#[cfg(CONFIG_PERF_AUX_RUST)]
+mod ring;
+#[cfg(CONFIG_PERF_AUX_RUST)]
+mod sampling;
 #[cfg(all(CONFIG_X86_64, CONFIG_USER_RETURN_NOTIFIER))]
 pub mod step;
 mod sysfs;
@@ -83,6 +87,7 @@ pub use self::{
         NAME_PARAM_OPS, //
     },
     pmu::{
+        name_is_taken,
         Capabilities,
         Capability,
         Pmu,

@@ -8,14 +8,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define noinline __attribute__((__noinline__))
+
 typedef unsigned long (*step_fn)(unsigned long n);
 
-static __attribute__((noinline)) unsigned long fibonacci(unsigned long n)
+static noinline unsigned long fibonacci(unsigned long n)
 {
 	return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2);
 }
 
-static __attribute__((noinline)) unsigned long collatz(unsigned long n)
+static noinline unsigned long collatz(unsigned long n)
 {
 	unsigned long steps = 0;
 
@@ -29,12 +31,12 @@ static __attribute__((noinline)) unsigned long collatz(unsigned long n)
 	return steps;
 }
 
-static __attribute__((noinline)) unsigned long square(unsigned long n)
+static noinline unsigned long square(unsigned long n)
 {
 	return n * n;
 }
 
-static step_fn const table[] = { fibonacci, collatz, square };
+static const step_fn table[] = { fibonacci, collatz, square };
 
 int main(int argc, char **argv)
 {

@@ -24,6 +24,7 @@ guest_step() {
 export -f guest_step
 
 if [ -n "${MODULE:-}" ]; then
+	export PERF_AUX_MODULE=$MODULE
 	guest_step "load soft_pt"
 	# shellcheck disable=SC2086
 	insmod "$MODULE" $MODULE_ARGS || {

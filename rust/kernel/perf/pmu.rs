@@ -210,11 +210,15 @@ unsafe impl<T: Pmu> Send for Registration<T> {}
 // SAFETY: `&Registration` offers the driver, which is `Sync`.
 unsafe impl<T: Pmu> Sync for Registration<T> {}
 
-/// Whether a PMU can not be called `name`, because there is a device of that name.
+/// Whether no PMU can be called `name`, because there is a device of that name.
 ///
 /// The driver core would find out too, but it considers that a bug, and says so in the log.
+///
+/// A module's init function that fails with `EEXIST` fails with `EBUSY` in the end, since the former
+/// says that the module is loaded. So a module that lets its user choose the name asks this first, to
+/// say what is wrong.
 #[inline(never)]
-fn is_taken(name: &CStr) -> bool {
+pub fn name_is_taken(name: &CStr) -> bool {
     // SAFETY: `/sys/devices`, where PMUs are, exists from boot on. The reference that the lookup
     // takes is given back.
     unsafe {
@@ -237,7 +241,7 @@ impl<T: Pmu> Registration<T> {
             groups: Groups::new(T::GROUPS)?,
             driver: driver,
             pmu <- Opaque::try_ffi_init(move |slot: *mut bindings::pmu| {
-                if is_taken(name) {
+                if name_is_taken(name) {
                     return Err(EEXIST);
                 }
                 // SAFETY: `groups` was initialized above; nothing else refers to it yet.

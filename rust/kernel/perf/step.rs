@@ -141,8 +141,13 @@ struct Position {
     /// The instruction, if it could be read.
     insn: Option<Insn>,
     mode: Mode,
+    /// The instruction is a system call that returns from a signal handler.
+    sigreturn: bool,
     /// A uprobe executes a copy of the instruction, somewhere else.
     out_of_line: bool,
+    /// The instruction is in the page that uprobes add to the address space, of which nobody but the
+    /// kernel knows what is in it; it is stepped, but not reported.
+    hidden: bool,
     /// A signal was delivered since, and had the instruction entered the kernel before that?
     signalled: Option<bool>,
 }
@@ -381,6 +386,9 @@ impl Shared {
     fn finish(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
         let Some(last) = cpu.last.take() else { return };
         cpu.early = None;
+        if last.hidden {
+            return;
+        }
         let ours = last.task == task.as_ptr();
         if ours {
             last.settle(task);
@@ -407,7 +415,14 @@ impl Shared {
         };
         // What could not be read before it ran can be now.
         let insn = last.insn.or_else(|| task.decode(last.at, last.mode));
+        let mode = last.mode;
+        let hidden = task.in_uprobes_page();
         match insn {
+            _ if last.hidden => {
+                if !hidden {
+                    self.report(Step::Enter { ip: to, mode }, cx);
+                }
+            }
             Some(insn) => {
                 self.report(
                     Step::Retire {
@@ -417,18 +432,16 @@ impl Shared {
                     },
                     cx,
                 );
+                if hidden {
+                    self.report(Step::Leave { from: to }, cx);
+                }
             }
             None => {
                 self.report(Step::Lost, cx);
-                self.report(
-                    Step::Enter {
-                        ip: to,
-                        mode: last.mode,
-                    },
-                    cx,
-                );
+                self.report(Step::Enter { ip: to, mode }, cx);
             }
         }
+        last.hidden = hidden;
         last.ip = to;
         last.at = to;
         last.insn = None;
@@ -465,7 +478,13 @@ impl Shared {
             return;
         }
 
+        let hidden = task.in_uprobes_page();
         match cpu.last {
+            Some(last) if last.hidden => {
+                if !hidden {
+                    self.report(Step::Enter { ip, mode }, cx);
+                }
+            }
             Some(last) if last.task == task.as_ptr() && last.mode == mode => {
                 if last.entered_kernel(task) {
                     self.report(Step::Exit, cx);
@@ -483,6 +502,7 @@ impl Shared {
                 self.report(Step::Leave { from: last.ip }, cx);
                 self.report(Step::Enter { ip, mode }, cx);
             }
+            None if hidden => {}
             None => self.report(Step::Enter { ip, mode }, cx),
         }
 
@@ -502,7 +522,9 @@ impl Shared {
             at,
             insn,
             mode,
+            sigreturn: insn.is_some_and(|insn| task.at_sigreturn(insn.kind)),
             out_of_line: false,
+            hidden,
             signalled: None,
         });
         task.set_trap_flag();
@@ -537,11 +559,8 @@ impl Position {
 
     /// The return from a signal handler loads the flags, with whatever TF was the program's then.
     fn settle(&self, task: &Task) {
-        let system_call = matches!(
-            self.insn,
-            Some(insn) if matches!(insn.kind, Kind::Syscall | Kind::Interrupt)
-        );
-        if system_call && self.signalled.is_none() && !task.in_syscall() && task.ip() != self.ip {
+        if self.sigreturn && self.signalled.is_none() && !task.in_syscall() && task.ip() != self.ip
+        {
             task.keep_trap_flag();
         }
     }

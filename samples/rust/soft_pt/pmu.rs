@@ -133,7 +133,8 @@ impl perf::Pmu for SoftPt {
 
     const CAPABILITIES: Capabilities = Capabilities::none()
         .with(Capability::Exclusive)
-        .with(Capability::InstructionTrace);
+        .with(Capability::InstructionTrace)
+        .with(Capability::AuxPreferLarge);
 
     const GROUPS: &'static [AttributeGroup] = &[
         AttributeGroup {

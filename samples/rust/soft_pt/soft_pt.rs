@@ -17,7 +17,13 @@
 //!
 //! See `Documentation/admin-guide/perf/soft-pt.rst` for what it can do and what it can't.
 
-use kernel::prelude::*;
+use kernel::{
+    perf::{
+        name_is_taken,
+        Registration, //
+    },
+    prelude::*, //
+};
 
 mod packet;
 mod pmu;
@@ -37,16 +43,23 @@ kernel::pmu_name_param!(NAME, "soft_pt", "name", c"soft_pt");
 #[pin_data]
 struct SoftPtModule {
     #[pin]
-    _pmu: kernel::perf::Registration<pmu::SoftPt>,
+    _pmu: Registration<pmu::SoftPt>,
 }
 
 impl kernel::InPlaceModule for SoftPtModule {
     fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            _pmu <- {
-                let name = NAME.get();
-                kernel::perf::Registration::new(name, pmu::SoftPt::new()?)
-            },
+            _pmu <- Registration::new(name()?, pmu::SoftPt::new()?),
         })
     }
+}
+
+/// The name that the user wants.
+fn name() -> Result<&'static CStr> {
+    let name = NAME.get();
+    if name_is_taken(name) {
+        pr_err!("there is a device called {name:?}: load with another name=\n");
+        return Err(EEXIST);
+    }
+    Ok(name)
 }

@@ -21,6 +21,7 @@ use crate::{
         MAX_EVENT, //
     },
 };
+use core::mem;
 use kernel::{
     perf::{
         step::{
@@ -67,6 +68,8 @@ struct Open {
     mode: ExecMode,
     /// What is to be written begins with a PSB+.
     restart: bool,
+    /// A sample was taken since the last step.
+    sampled: bool,
     ring: Ring,
 }
 
@@ -172,6 +175,15 @@ impl Open {
             return;
         }
         let out = &mut self.ring;
+        // A decoder takes branches for as old as the last time stamp, and the first one behind a time
+        // stamp for as old as those before. So that it tells what came after the sample from what led
+        // to it, there is a break, as there is when the hardware is stopped for the sample.
+        if mem::take(&mut self.sampled) && self.config.trace.tsc {
+            if let Step::Retire { from, .. } = step {
+                trace.async_exit(out, from);
+                trace.enable(out, from, clock(), self.mode);
+            }
+        }
         match step {
             Step::Enter { ip, mode } => {
                 self.mode = match mode {
@@ -234,7 +246,7 @@ impl Units {
     /// Takes this CPU's unit for an event; returns whether it was free.
     pub(crate) fn take(&self, cx: &IrqsOff<'_>) -> bool {
         self.0
-            .with(cx, |unit| !core::mem::replace(&mut unit.taken, true))
+            .with(cx, |unit| !mem::replace(&mut unit.taken, true))
             .unwrap_or(false)
     }
 
@@ -275,6 +287,7 @@ impl Units {
                 config,
                 mode: ExecMode::Bits64,
                 restart: false,
+                sampled: false,
                 ring,
             });
         });
@@ -303,6 +316,7 @@ impl Units {
             let size = out.left();
             // If the data buffer does not take it all, the record is lost, which its reader is told.
             let _ = out.copy_aux(&mut ring.output, size, ring.head);
+            open.sampled = true;
         });
     }
 }

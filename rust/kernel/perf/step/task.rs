@@ -9,6 +9,7 @@ use super::{
     },
     insn,
     Insn,
+    Kind,
     Mode,
     Shared, //
 };
@@ -115,6 +116,22 @@ impl Task {
         self.regs().orig_ax as isize != -1
     }
 
+    /// Whether an instruction of that kind, to be executed next, asks for the return from a signal
+    /// handler.
+    #[inline]
+    pub(super) fn at_sigreturn(&self, kind: Kind) -> bool {
+        const RT_SIGRETURN: usize = 15;
+        const X32_RT_SIGRETURN: usize = 0x4000_0000 + 513;
+        const IA32_SIGRETURN: usize = 119;
+        const IA32_RT_SIGRETURN: usize = 173;
+
+        match kind {
+            Kind::Syscall => matches!(self.regs().ax, RT_SIGRETURN | X32_RT_SIGRETURN),
+            Kind::Interrupt => matches!(self.regs().ax, IA32_SIGRETURN | IA32_RT_SIGRETURN),
+            _ => false,
+        }
+    }
+
     /// Whether TF, if it is set, was set by the stepper.
     #[inline]
     pub(super) fn trap_flag_is_ours(&self) -> bool {
@@ -205,6 +222,15 @@ impl Task {
                 && !(*utask).active_uprobe.is_null()
                 && (*utask).xol_vaddr == self.regs().ip
         }
+    }
+
+    /// Whether the task goes on in the page that uprobes add to the address space. This task must be
+    /// the one that runs.
+    #[inline]
+    pub(super) fn in_uprobes_page(&self) -> bool {
+        // SAFETY: The task runs and has an address space.
+        let page = unsafe { bindings::uprobe_get_trampoline_vaddr() };
+        self.regs().ip.wrapping_sub(page) < PAGE_SIZE
     }
 
     /// Reads and decodes the instruction at `ip`, if its page is there.

@@ -16,12 +16,17 @@
 //! - `golden`: the bytes of each packet and of each event, written down by hand.
 //! - `packets`: an independent packet decoder reads back the events that went in.
 //! - `flow`: independent flow decoders follow a run exactly, from any PSB on.
+//! - `rings`: the arithmetic of rings and the sizes of samples that the perf core's half goes by.
 //! - `density`: how many bytes that takes, against the fewest that the format allows.
 
 #![cfg_attr(not(test), expect(dead_code, reason = "the tests are what uses it"))]
 
 #[path = "../../../../samples/rust/soft_pt/packet.rs"]
 mod packet;
+#[path = "../../../../rust/kernel/perf/ring.rs"]
+mod ring;
+#[path = "../../../../rust/kernel/perf/sampling/size.rs"]
+mod size;
 #[path = "../../../../samples/rust/soft_pt/trace.rs"]
 mod trace;
 
@@ -44,3 +49,5 @@ mod packets;
 mod perf;
 #[cfg(test)]
 mod program;
+#[cfg(test)]
+mod rings;

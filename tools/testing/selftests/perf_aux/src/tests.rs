@@ -11,6 +11,7 @@ mod module;
 mod notify;
 mod sample;
 mod source;
+mod stack;
 
 use perf_aux::Test;
 
@@ -21,6 +22,7 @@ pub const SUITES: &[&[Test]] = &[
     document::TESTS,
     link::TESTS,
     sample::TESTS,
+    stack::TESTS,
     area::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,

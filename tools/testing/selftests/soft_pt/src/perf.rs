@@ -28,6 +28,7 @@ use perf_aux::{
 
 use crate::{
     image::{
+        Flow,
         Image,
         Map, //
     },
@@ -48,6 +49,9 @@ pub fn program(name: &str) -> Result<PathBuf, Stop> {
     }
     Ok(path)
 }
+
+/// How a program ends that finds nothing wrong.
+pub const SUCCESS: &str = "exit status: 0";
 
 /// A folder of temporary files, gone when dropped.
 pub struct Scratch(PathBuf);
@@ -79,7 +83,8 @@ impl Drop for Scratch {
 /// How a program ended and what it wrote.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ran {
-    pub code: Option<i32>,
+    /// As `exit status: 0` or `signal: 5 (SIGTRAP)`.
+    pub ended: String,
     pub stdout: String,
     pub stderr: String,
 }
@@ -92,7 +97,7 @@ pub fn run(command: &mut Command) -> Result<Ran, Stop> {
         .output()
         .map_err(io(&name))?;
     Ok(Ran {
-        code: output.status.code(),
+        ended: output.status.to_string(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     })
@@ -361,28 +366,33 @@ impl Sample {
         Some(Sample { pid, ip, branches })
     }
 
-    /// Checks that the sample was taken on the straight piece of code after its last branch.
+    /// Checks that the sample was taken on the way from its last branch. Jumps and calls to a target
+    /// that they name are on the way: a decoder goes them only once a later packet sends it there.
     pub fn check_place(&self, image: &Image) -> Result<(), String> {
+        /// More than any way without a decision in the programs recorded.
+        const LONGEST: usize = 10_000;
+
         let Some(&(from, to)) = self.branches.first() else {
             return Err("no branch".into());
         };
-        let (ip, mut at) = (self.ip, to);
-        while at < ip {
-            let next = image
-                .instruction(at)
-                .ok_or_else(|| format!("no instruction is known at {at:#x}"))?
-                .next_ip();
-            if image.check_step(at, next).is_err() {
-                break;
+        let mut at = to;
+        for _ in 0..LONGEST {
+            if at == self.ip {
+                return Ok(());
             }
-            at = next;
+            let instruction = image
+                .instruction(at)
+                .ok_or_else(|| format!("no instruction is known at {at:#x}"))?;
+            at = match image.flow(at) {
+                Some(Flow::Next | Flow::Either(_)) => instruction.next_ip(),
+                Some(Flow::To(target)) => target,
+                _ => break,
+            };
         }
-        if at != ip {
-            return Err(format!(
-                "the sample at {ip:#x} is not on the way from its last branch {from:#x} -> {to:#x}"
-            ));
-        }
-        Ok(())
+        Err(format!(
+            "the sample at {:#x} is not on the way from its last branch {from:#x} -> {to:#x}",
+            self.ip
+        ))
     }
 }
 

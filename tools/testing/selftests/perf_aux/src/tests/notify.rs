@@ -33,6 +33,7 @@ use perf_aux::sys;
 use perf_aux::{
     check,
     check_eq,
+    skip,
     Attr,
     Ctx,
     Event,
@@ -76,6 +77,7 @@ pub const TESTS: &[Test] = &[
     Test::new("notify.refresh.zero_is_no_limit", refresh_zero),
     Test::new("notify.refresh.refused", refresh_refused),
     Test::new("notify.nommap.then_mmap", map_later),
+    Test::new("notify.nommap.prepares_nothing", prepares_nothing),
     Test::new("notify.nommap.every_field", every_field_without_a_buffer),
     Test::new(
         "notify.nommap.inherited.parent_mapped",
@@ -701,6 +703,60 @@ fn map_later(_: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// With no buffer to write to, its own or its parent's, the kernel does not even begin to prepare a sample.
+fn prepares_nothing(_: &Ctx) -> Outcome {
+    const FUNCTION: &std::ffi::CStr = c"perf_prepare_sample";
+    if !sys::is_root() {
+        skip!("kprobes need root");
+    }
+    let Some(kprobe) = sys::Pmu::find("kprobe")? else {
+        skip!("no kprobe PMU");
+    };
+    let calls = match Attr::new(kprobe.kind(), 0)
+        .inherit()
+        .with(|attr| attr.kprobe_func = FUNCTION.as_ptr() as u64)
+        .open()
+    {
+        Ok(event) => event,
+        Err(error) => skip!("no kprobe on {FUNCTION:?}: {error}"),
+    };
+    // A timer overflows in an interrupt. Inside of a software event, such as a page fault, the kprobe would not count.
+    let work = || -> Result<u8> {
+        load::spin_for(PERIOD * 10);
+        Child::new(|| {
+            load::spin_for(PERIOD * 10);
+            0
+        })?
+        .wait()
+    };
+    let cpu = load::cpus()?[0];
+    load::pin(cpu)?;
+    let event = clock().inherit().cpu(cpu as i32).open()?;
+    for map in [false, true, false] {
+        let mut ring = mapped(&event, map.then_some(64))?;
+        let (before, time) = (calls.count()?, event.count()?);
+        event.enable()?;
+        check_eq!(work()?, 0, "the child's exit status");
+        event.disable()?;
+        let (calls, time) = (calls.count()? - before, event.count()? - time);
+        check!(
+            time > 5 * PERIOD.as_nanos() as u64,
+            "only {time} ns were counted"
+        );
+        let expected = match &mut ring {
+            Some(ring) => ring.drain()?.len() as u64,
+            None => 0,
+        };
+        check_eq!(expected > 0, map, "samples in {time} ns");
+        check_eq!(
+            calls,
+            expected,
+            "samples prepared in {time} ns, mapped: {map}"
+        );
+    }
+    Ok(())
+}
+
 /// Notification does not depend on what the samples would have held.
 fn every_field_without_a_buffer(_: &Ctx) -> Outcome {
     let event = faults(1)
@@ -721,6 +777,7 @@ fn every_field_without_a_buffer(_: &Ctx) -> Outcome {
         )
         .sample_regs_user(0xff)
         .sample_stack_user(8192)
+        .with(|attr| attr.set_exclude_callchain_kernel(1))
         .open()?;
     let signal = Signal::new(0)?;
     signal.attach(&event)?;

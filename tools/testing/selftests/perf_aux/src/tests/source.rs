@@ -12,7 +12,6 @@ use perf_aux::record::Sample;
 use perf_aux::sys::Pmu;
 use perf_aux::{
     check,
-    check_eq,
     Ctx,
     Outcome,
     Stop, //
@@ -96,13 +95,6 @@ fn written(aux: &[u8]) -> Result<u64, String> {
         }
     }
     Ok(end)
-}
-
-/// Checks that every byte is zero.
-pub fn check_zero(aux: &[u8]) -> Outcome {
-    let at = aux.iter().position(|byte| *byte != 0);
-    check_eq!(at, None, "first byte that is not zero, of {}", aux.len());
-    Ok(())
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ fn trace_equals_steps(ctx: &Ctx, event: &str) -> Outcome {
     record.args(["-m", ",16M", "-e", event, "--"]);
     record.arg(program("flow")?).arg(ROUNDS.to_string());
     let ran = perf::run_record(&mut record)?;
-    check_eq!(ran.code, Some(0), "exit code of the recorded program");
+    check_eq!(ran.ended, perf::SUCCESS, "end of the recorded program");
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
 
     // The threads in the order in which they first come, which is that of their making.

