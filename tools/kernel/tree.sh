@@ -51,6 +51,8 @@ kernel_paths() {
 	tree=$CACHE/tree-$KERNEL-$(printf '%s\n' "$(basename "$SRC")" "$(toolchain_key)" | digest)
 	image_key=$({
 		basename "$tree"
+		# Debian's source is named by its version; any other may change under its name.
+		[ -z "${KERNEL_SRC:-}" ] || find "$SRC" -type f -printf '%P %s %T@\n' | LC_ALL=C sort
 		fragments | contents | cut -d' ' -f1
 		patches | contents | cut -d' ' -f1
 		image_overlay | contents

@@ -116,8 +116,8 @@ impl AuxArea {
 /// Ending it publishes what was written. A transaction that is dropped is ended with nothing
 /// written. In snapshot mode a transaction starts anywhere in the area, and its end says where.
 ///
-/// The transaction belongs to the CPU that opened it: keep it in a [`CpuLocal`](super::CpuLocal), and
-/// end it from [`Stop::Update`](super::Stop::Update) and [`Pmu::del`].
+/// The transaction belongs to the CPU that opened it: keep it in a [`CpuLocal`](super::CpuLocal),
+/// and end it from [`Stop::Update`](super::Stop::Update) and [`Pmu::del`].
 ///
 /// # Invariants
 ///
@@ -130,8 +130,8 @@ pub struct AuxOutput<P: Pmu> {
     _pmu: PhantomData<P>,
 }
 
-// SAFETY: The handle points to objects that it keeps alive itself. That it is used on one CPU only is
-// a matter of the driver's logic that the core checks; no memory safety depends on it.
+// SAFETY: The handle points to objects that it keeps alive itself. That it is used on one CPU only
+// is a matter of the driver's logic that the core checks; no memory safety depends on it.
 unsafe impl<P: Pmu> Send for AuxOutput<P> {}
 
 /// Opens a transaction. Not generic, so that it is compiled into the kernel, to which `struct
@@ -146,8 +146,8 @@ unsafe fn begin(
     event: *mut bindings::perf_event,
 ) -> Option<(AuxArea, bool)> {
     // SAFETY: `handle` is there to be filled in, and the event is valid. If the pointer returned is
-    // not null (`setup_aux` never gives the core a null pointer), the handle keeps its buffer alive,
-    // and with it the AUX area.
+    // not null (`setup_aux` never gives the core a null pointer), the handle keeps its buffer
+    // alive, and with it the AUX area.
     unsafe {
         if bindings::perf_aux_output_begin(handle, event).is_null() {
             return None;
@@ -171,8 +171,8 @@ unsafe fn begin(
 impl<P: Pmu> AuxOutput<P> {
     /// Opens a transaction on the AUX area of `event` (its parent's, when it is inherited).
     ///
-    /// Returns [`None`] when there is no AUX area, when it is being unmapped, or when it is full; in
-    /// the last case the core has disabled the event and woken up its owner.
+    /// Returns [`None`] when there is no AUX area, when it is being unmapped, or when it is full;
+    /// in the last case the core has disabled the event and woken up its owner.
     #[inline]
     pub fn begin(event: &Event<P>, _cx: &NmiLike<'_>) -> Option<Self> {
         let mut handle = pin_init::zeroed();
@@ -195,8 +195,8 @@ impl<P: Pmu> AuxOutput<P> {
         unsafe { P::Aux::borrow(bindings::perf_get_aux((&raw const self.handle).cast_mut())) }
     }
 
-    /// Where the transaction starts. In snapshot mode an offset in the area, else a running count of
-    /// bytes.
+    /// Where the transaction starts. In snapshot mode an offset in the area, else a running count
+    /// of bytes.
     #[inline]
     pub fn head(&self) -> u64 {
         // SAFETY: An AUX handle uses the `head` variant of the union.
@@ -258,15 +258,15 @@ impl<P: Pmu> AuxOutput<P> {
 
     /// Ends the transaction.
     ///
-    /// `size` is how many bytes were written, and `head` where the trace ends now. The core uses the
-    /// former in full-trace mode and the latter, as an offset in the area, in snapshot mode.
+    /// `size` is how many bytes were written, and `head` where the trace ends now. The core uses
+    /// the former in full-trace mode and the latter, as an offset in the area, in snapshot mode.
     #[inline]
     pub fn end(self, size: u64, head: u64) {
         ManuallyDrop::new(self).close(size, head);
     }
 
-    /// Ends the transaction and opens another for the same event, which has the room that user space
-    /// has made in the meantime.
+    /// Ends the transaction and opens another for the same event, which has the room that user
+    /// space has made in the meantime.
     ///
     /// When that fails, the event counts as stopped.
     pub fn renew(self, size: u64, head: u64, _cx: &NmiLike<'_>) -> Option<Self> {

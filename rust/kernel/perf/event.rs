@@ -18,8 +18,8 @@ use core::marker::PhantomData;
 ///
 /// # Invariants
 ///
-/// The event's `pmu` is the one inside a `Registration<P>`, and `P::event_init` is running for it or
-/// has succeeded.
+/// The event's `pmu` is the one inside a `Registration<P>`, and `P::event_init` is running for it
+/// or has succeeded.
 #[repr(transparent)]
 pub struct Event<P>(Opaque<bindings::perf_event>, PhantomData<P>);
 
@@ -99,8 +99,8 @@ impl<P: Pmu> Event<P> {
 
     #[inline]
     fn hw_state(&self) -> c_int {
-        // SAFETY: The event is valid; `hw.state` is an int that is only written on the CPU the event
-        // is on, or before it is on any.
+        // SAFETY: The event is valid; `hw.state` is an int that is only written on the CPU the
+        // event is on, or before it is on any.
         unsafe { core::ptr::read_volatile(&raw const (*self.as_raw()).hw.state) }
     }
 

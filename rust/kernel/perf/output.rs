@@ -30,8 +30,8 @@ pub struct SampleOutput<'a> {
 
 #[inline(never)]
 fn output_copy(handle: *mut bindings::perf_output_handle, bytes: &[u8]) -> usize {
-    // SAFETY: The callers pass the handle of a `SampleOutput`, which is valid; `bytes` is a slice of
-    // less than 64 KiB.
+    // SAFETY: The callers pass the handle of a `SampleOutput`, which is valid; `bytes` is a slice
+    // of less than 64 KiB.
     let left =
         unsafe { bindings::perf_output_copy(handle, bytes.as_ptr().cast(), bytes.len() as u32) };
     bytes.len() - left as usize

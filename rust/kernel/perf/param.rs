@@ -104,6 +104,8 @@ pub static NAME_PARAM_OPS: bindings::kernel_param_ops = bindings::kernel_param_o
 /// ```
 ///
 /// makes a `static NAME: NameParam`, set by `insmod soft_pt.ko name=…`.
+// The module is the one that the macro is used in.
+#[allow(clippy::crate_in_macro_def)]
 #[macro_export]
 macro_rules! pmu_name_param {
     ($static:ident, $module:literal, $param:literal, $default:expr) => {

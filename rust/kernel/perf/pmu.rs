@@ -78,8 +78,8 @@ pub enum Start<'a> {
 pub enum Stop<'a> {
     /// The AUX transaction must be closed when the callback returns.
     Update(&'a IrqsOff<'a>),
-    /// The event is throttled: it will probably be started again soon. An AUX transaction in snapshot
-    /// mode stays open, so that samples can still be taken.
+    /// The event is throttled: it will probably be started again soon. An AUX transaction in
+    /// snapshot mode stays open, so that samples can still be taken.
     Keep(&'a NmiLike<'a>),
 }
 
@@ -165,8 +165,9 @@ pub trait Pmu: Sized + Send + Sync + 'static {
 
     /// Prepares for an AUX area that was just allocated.
     ///
-    /// `overwrite` says that user space maps the area read-only, that is, snapshot mode. The area is
-    /// zeroed. What is returned is dropped when the last mapping is gone and no transaction is open.
+    /// `overwrite` says that user space maps the area read-only, that is, snapshot mode. The area
+    /// is zeroed. What is returned is dropped when the last mapping is gone and no transaction is
+    /// open.
     ///
     /// # Errors
     ///
@@ -180,8 +181,8 @@ pub trait Pmu: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Writes the last `out.left()` bytes of the AUX area into a sample, without changing the state of
-    /// `event`.
+    /// Writes the last `out.left()` bytes of the AUX area into a sample, without changing the state
+    /// of `event`.
     ///
     /// May interrupt the other callbacks, also in the middle. What is not written is zeroed.
     fn snapshot_aux(&self, _event: &Event<Self>, _out: &mut SampleOutput<'_>, _cx: &NmiLike<'_>) {
@@ -214,9 +215,9 @@ unsafe impl<T: Pmu> Sync for Registration<T> {}
 ///
 /// The driver core would find out too, but it considers that a bug, and says so in the log.
 ///
-/// A module's init function that fails with `EEXIST` fails with `EBUSY` in the end, since the former
-/// says that the module is loaded. So a module that lets its user choose the name asks this first, to
-/// say what is wrong.
+/// A module's init function that fails with `EEXIST` fails with `EBUSY` in the end, since the
+/// former says that the module is loaded. So a module that lets its user choose the name asks this
+/// first, to say what is wrong.
 #[inline(never)]
 pub fn name_is_taken(name: &CStr) -> bool {
     // SAFETY: `/sys/devices`, where PMUs are, exists from boot on. The reference that the lookup

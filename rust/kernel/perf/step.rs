@@ -2,11 +2,13 @@
 
 //! The user-mode flow of control of x86 tasks, one instruction at a time.
 //!
-//! C headers: [`include/linux/user-return-notifier.h`](srctree/include/linux/user-return-notifier.h),
+//! C headers:
+//! [`include/linux/user-return-notifier.h`](srctree/include/linux/user-return-notifier.h),
 //! [`include/linux/kdebug.h`](srctree/include/linux/kdebug.h)
 //!
-//! A [`Stepper`] runs the tasks of a CPU with the trap flag (`EFLAGS.TF`) set and tells a [`Handler`]
-//! what each instruction did. It is what a tracing PMU has in place of tracing hardware.
+//! A [`Stepper`] runs the tasks of a CPU with the trap flag (`EFLAGS.TF`) set and tells a
+//! [`Handler`] what each instruction did. It is what a tracing PMU has in place of tracing
+//! hardware.
 //!
 //! # How it works
 //!
@@ -32,13 +34,13 @@
 //!
 //! Programs and debuggers set the trap flag too, and must go on as if nobody else did.
 //!
-//! - `TIF_FORCED_TF` with `TIF_SINGLESTEP` clear says that a set TF is the stepper's. It is set with
-//!   TF, and cleared with it.
+//! - `TIF_FORCED_TF` with `TIF_SINGLESTEP` clear says that a set TF is the stepper's. It is set
+//!   with TF, and cleared with it.
 //! - TF is the stepper's only while a task runs: it is cleared from the saved registers when the
 //!   task is switched out, when a signal is delivered, when a breakpoint is hit and when a child is
 //!   made. So what other kernel code copies out of there (`ptrace(2)`, a core dump, a signal frame,
-//!   a new task's registers) is the program's own. `syscall` copies the flags to `r11`; that copy is
-//!   mended, and so is the image that `pushf` writes.
+//!   a new task's registers) is the program's own. `syscall` copies the flags to `r11`; that copy
+//!   is mended, and so is the image that `pushf` writes.
 //! - TF that is set without `TIF_FORCED_TF` is the program's own, and its trap is left to it. So is
 //!   the trap of a debugger's step, and of an instruction that a uprobe executes out of line.
 //! - A trap that `TIF_FORCED_TF` marks as a stepper's is swallowed even when no stepper is armed.
@@ -145,8 +147,8 @@ struct Position {
     sigreturn: bool,
     /// A uprobe executes a copy of the instruction, somewhere else.
     out_of_line: bool,
-    /// The instruction is in the page that uprobes add to the address space, of which nobody but the
-    /// kernel knows what is in it; it is stepped, but not reported.
+    /// The instruction is in the page that uprobes add to the address space, of which nobody but
+    /// the kernel knows what is in it; it is stepped, but not reported.
     hidden: bool,
     /// A signal was delivered since, and had the instruction entered the kernel before that?
     signalled: Option<bool>,
@@ -161,8 +163,8 @@ struct Cpu {
     early: Option<Insn>,
 }
 
-// SAFETY: The notifier and the task pointer are only used on the CPU they belong to; the task pointer
-// is never dereferenced.
+// SAFETY: The notifier and the task pointer are only used on the CPU they belong to; the task
+// pointer is never dereferenced.
 unsafe impl Send for Cpu {}
 
 /// Steps the tasks of the CPUs on which it is armed.
@@ -197,8 +199,8 @@ struct DieNotifier(Opaque<bindings::notifier_block>);
 // SAFETY: Only the notifier chain's code, which takes a lock, changes it.
 unsafe impl Sync for DieNotifier {}
 
-/// Runs behind the debug-register code, which registers at boot with the same priority, and ahead of
-/// the uprobes, which have one less.
+/// Runs behind the debug-register code, which registers at boot with the same priority, and ahead
+/// of the uprobes, which have one less.
 static DIE_NOTIFIER: DieNotifier = DieNotifier(Opaque::new(bindings::notifier_block {
     notifier_call: Some(on_die),
     next: core::ptr::null_mut(),
@@ -249,8 +251,8 @@ impl Stepper {
             NOTIFYING.store(true, Relaxed);
         }
         ACTIVE.store(&raw mut *shared, Release);
-        // INVARIANT: `ACTIVE` was set just now; if the probes can not be registered, dropping `this`
-        // resets it.
+        // INVARIANT: `ACTIVE` was set just now; if the probes can not be registered, dropping
+        // `this` resets it.
         let this = Self { shared };
         task::Probes::register()?;
         Ok(this)
@@ -287,8 +289,8 @@ impl Stepper {
         task.clear_trap_flag();
     }
 
-    /// Steps no more on this CPU until [`Stepper::arm`], which is cheap then. What was going on ends
-    /// with a `Leave` or an `Exit` when the task is about to go on in user mode.
+    /// Steps no more on this CPU until [`Stepper::arm`], which is cheap then. What was going on
+    /// ends with a `Leave` or an `Exit` when the task is about to go on in user mode.
     #[inline(never)]
     pub fn pause(&self, _cx: &NmiLike<'_>) {
         self.shared.set_paused(true);
@@ -382,7 +384,7 @@ impl Shared {
         }
     }
 
-    /// Ends what was going on on this CPU.
+    /// Ends what this CPU was in the middle of.
     fn finish(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
         let Some(last) = cpu.last.take() else { return };
         cpu.early = None;

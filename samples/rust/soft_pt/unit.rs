@@ -123,8 +123,8 @@ impl Ring {
         self.has_room() && self.head < self.wakeup
     }
 
-    /// Makes the ring ready: tells user space what there is, and finds out what it has read. If there
-    /// is no room even then, the trace is truncated, and the ring is gone.
+    /// Makes the ring ready: tells user space what there is, and finds out what it has read. If
+    /// there is no room even then, the trace is truncated, and the ring is gone.
     fn renew(self, cx: &NmiLike<'_>) -> Option<Self> {
         let (written, head) = self.save();
         let mut ring = Self::new(self.output.renew(written, head, cx)?);
@@ -175,9 +175,10 @@ impl Open {
             return;
         }
         let out = &mut self.ring;
-        // A decoder takes branches for as old as the last time stamp, and the first one behind a time
-        // stamp for as old as those before. So that it tells what came after the sample from what led
-        // to it, there is a break, as there is when the hardware is stopped for the sample.
+        // A decoder takes branches for as old as the last time stamp, and the first one behind a
+        // time stamp for as old as those before. So that it tells what came after the sample from
+        // what led to it, there is a break, as there is when the hardware is stopped for the
+        // sample.
         if mem::take(&mut self.sampled) && self.config.trace.tsc {
             if let Step::Retire { from, .. } = step {
                 trace.async_exit(out, from);
@@ -314,7 +315,8 @@ impl Units {
             }
             unit.trace.flush(ring);
             let size = out.left();
-            // If the data buffer does not take it all, the record is lost, which its reader is told.
+            // If the data buffer does not take it all, the record is lost, which its reader is
+            // told.
             let _ = out.copy_aux(&mut ring.output, size, ring.head);
             open.sampled = true;
         });

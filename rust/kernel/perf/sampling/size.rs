@@ -62,8 +62,8 @@ impl Want {
     /// Settles the sizes when there is no room even for the size field.
     ///
     /// The stack dump has taken what room it liked. It gives back what is missing, and nothing for
-    /// AUX data. A dump of nothing is laid out in another way than other dumps, so at least one word
-    /// of it stays. If that is not enough, the record is too large whatever its AUX field is.
+    /// AUX data. A dump of nothing is laid out in another way than other dumps, so at least one
+    /// word of it stays. If that is not enough, the record is too large whatever its AUX field is.
     #[cold]
     const fn squeeze(self) -> Grant {
         let record = self.record.saturating_add(SIZE_FIELD);

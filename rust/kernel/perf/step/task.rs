@@ -185,7 +185,8 @@ impl Task {
         let at = self.regs().sp.wrapping_add(1);
         let mut byte = [0u8; 1];
         // SAFETY: `byte` is one byte long; the functions check the user address and take no fault.
-        // That the instruction wrote the page a moment ago makes it almost certain that it is there.
+        // That the instruction wrote the page a moment ago makes it almost certain that it is
+        // there.
         unsafe {
             if bindings::copy_from_user_nofault(byte.as_mut_ptr().cast(), at as *const c_void, 1)
                 == 0
@@ -224,8 +225,8 @@ impl Task {
         }
     }
 
-    /// Whether the task goes on in the page that uprobes add to the address space. This task must be
-    /// the one that runs.
+    /// Whether the task goes on in the page that uprobes add to the address space. This task must
+    /// be the one that runs.
     #[inline]
     pub(super) fn in_uprobes_page(&self) -> bool {
         // SAFETY: The task runs and has an address space.
@@ -274,7 +275,8 @@ pub(super) struct Probes;
 impl Probes {
     /// Registers all probes. May sleep.
     pub(super) fn register() -> Result {
-        // SAFETY: The probes are part of the kernel, and have the types that their tracepoints want.
+        // SAFETY: The probes are part of the kernel, and have the types that their tracepoints
+        // want.
         unsafe {
             to_result(bindings::register_trace_sched_switch(
                 Some(on_switch),

@@ -140,9 +140,9 @@ pub fn uretprobe(_: &[String]) -> Result<(), Problem> {
 
 /// A breakpoint of perf. It counts and takes no samples, which could be throttled.
 ///
-/// QEMU's software emulation pushes RF=1 for hardware interrupts too, so that a breakpoint on the
-/// instruction that an interrupt comes before is passed over. While a program is stepped, a timer
-/// interrupt before any given instruction is no rarity: one in a hundred there.
+/// QEMU's software emulation appears to push RF=1 for hardware interrupts too, so that a breakpoint
+/// on the instruction that an interrupt comes before is passed over. While a program is stepped, a
+/// timer interrupt before any given instruction is no rarity: one in a hundred there.
 pub fn exec_breakpoint(_: &[String]) -> Result<(), Problem> {
     let event = Attr::exec_breakpoint(situation_out_of_line as usize as u64, 0)
         .user_only()
