@@ -197,7 +197,7 @@ pub trait Pmu: Sized + Send + Sync + 'static {
 ///
 /// # Invariants
 ///
-/// `pmu` is registered, and its callbacks are those of [`VTable<T>`].
+/// `pmu` is registered, and its callbacks are those of `VTable<T>`.
 #[pin_data(PinnedDrop)]
 pub struct Registration<T: Pmu> {
     #[pin]

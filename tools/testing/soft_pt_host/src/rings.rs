@@ -175,3 +175,11 @@ fn beyond_4_gib() {
         [run((1 << 20) - 1, 4080, 32)]
     );
 }
+
+#[test]
+fn a_ring_knows_its_size() {
+    let ring = Ring::new(16, 12).expect("a power of two");
+    assert_eq!((ring.pages(), ring.page_size()), (16, 4096));
+    assert!(Ring::new(0, 12).is_none());
+    assert!(Ring::new(3, 12).is_none());
+}
