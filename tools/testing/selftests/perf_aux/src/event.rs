@@ -19,7 +19,8 @@ use std::os::fd::{
 
 /// A `perf_event_attr` and the other arguments of `perf_event_open()`, filled in call by call.
 ///
-/// A new one asks for the calling thread on any CPU, without a group, with the descriptor closed on exec.
+/// A new one asks for the calling thread on any CPU, without a group, with the descriptor closed on
+/// exec.
 #[derive(Clone)]
 pub struct Attr {
     attr: abi::perf_event_attr,
@@ -82,7 +83,8 @@ impl Attr {
         Self::software(abi::PERF_COUNT_SW_TASK_CLOCK).sample_period(period_ns)
     }
 
-    /// An execution breakpoint, overflowing each `period` times that the instruction at `address` is about to run.
+    /// An execution breakpoint, overflowing each `period` times that the instruction at `address`
+    /// is about to run.
     pub fn exec_breakpoint(address: u64, period: u64) -> Self {
         const HW_BREAKPOINT_X: u32 = 4;
         let mut event = Self::new(abi::PERF_TYPE_BREAKPOINT, 0).sample_period(period);
@@ -154,7 +156,8 @@ impl Attr {
         self.aux_action(1 << 2)
     }
 
-    /// Starts with the AUX data held back until an event with [`aux_resume`](Self::aux_resume) overflows.
+    /// Starts with the AUX data held back until an event with [`aux_resume`](Self::aux_resume)
+    /// overflows.
     pub fn aux_start_paused(self) -> Self {
         self.aux_action(1 << 0)
     }
@@ -206,11 +209,13 @@ impl Attr {
 
     /// Calls `perf_event_open()`.
     pub fn open(&self) -> Result<Event> {
-        // The kernel reads `attr.size` bytes and never more than a page, and a test may have set any size.
+        // The kernel reads `attr.size` bytes and never more than a page, and a test may have set
+        // any size.
         #[repr(C, align(8))]
         struct Page([u8; 4096]);
         let mut page = Page([0; 4096]);
-        // SAFETY: an attribute is plain data, smaller than the page, and the page is aligned for it.
+        // SAFETY: an attribute is plain data, smaller than the page, and the page is aligned for
+        // it.
         let fd = unsafe {
             let attr: *mut abi::perf_event_attr = page.0.as_mut_ptr().cast();
             attr.write(self.attr);
@@ -306,7 +311,8 @@ impl Event {
         self.ioctl("PERF_EVENT_IOC_RESET", abi::RESET, 0)
     }
 
-    /// Allows `overflows` more overflows and switches the event on; the last one switches it off again.
+    /// Allows `overflows` more overflows and switches the event on; the last one switches it off
+    /// again.
     pub fn refresh(&self, overflows: u32) -> Result<()> {
         self.ioctl("PERF_EVENT_IOC_REFRESH", abi::REFRESH, overflows.into())
     }

@@ -42,7 +42,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The PMU on the calling thread, a 16 page snapshot area, and a 4 ms `cpu-clock` sampler of 4096 bytes.
+    /// The PMU on the calling thread, a 16 page snapshot area, and a 4 ms `cpu-clock` sampler of
+    /// 4096 bytes.
     pub fn new(pmu: &Pmu, config: u64) -> Self {
         let sample_type = abi::PERF_SAMPLE_IP
             | abi::PERF_SAMPLE_TID
@@ -118,10 +119,11 @@ impl AuxGroup {
         self.ring.head().wrapping_sub(self.ring.tail()) as usize
     }
 
-    /// Spins with the group switched on, switching it off whenever the ring is half full, until there are this many
-    /// samples or the time is over.
+    /// Spins with the group switched on, switching it off whenever the ring is half full, until
+    /// there are this many samples or the time is over.
     ///
-    /// A traced process that takes samples apart would mostly trace that, and with a slow PMU take very long.
+    /// A traced process that takes samples apart would mostly trace that, and with a slow PMU take
+    /// very long.
     pub fn sample(&mut self, samples: usize, limit: Duration) -> Result<Vec<Sample>> {
         let end = Instant::now() + limit;
         let mut all = Vec::new();

@@ -2,12 +2,13 @@
 
 //! The test runner: KTAP version 1, each test in a process of its own.
 //!
-//! A test is a function that returns an [`Outcome`]. It runs in a forked child which leads its own process group, so a
-//! crash, a stray signal or a hang is one failed test, and whatever it forked is gone before the next one starts. A
-//! test also fails when the kernel logged a fault while it ran, if the log can be read.
+//! A test is a function that returns an [`Outcome`]. It runs in a forked child which leads its own
+//! process group, so a crash, a stray signal or a hang is one failed test, and whatever it forked
+//! is gone before the next one starts. A test also fails when the kernel logged a fault while it
+//! ran, if the log can be read.
 //!
-//! `Documentation/dev-tools/ktap.rst` is the format, and the exit codes are those of kselftest: 0 all passed, 1 any
-//! failed, 4 all skipped.
+//! `Documentation/dev-tools/ktap.rst` is the format, and the exit codes are those of kselftest: 0
+//! all passed, 1 any failed, 4 all skipped.
 
 use crate::error::{
     Error,
@@ -129,7 +130,8 @@ impl Ctx {
         diag(text);
     }
 
-    /// The AUX PMU to test: `--pmu`, or `soft_pt`, or `intel_pt`. Skips when there is none or it can't snapshot.
+    /// The AUX PMU to test: `--pmu`, or `soft_pt`, or `intel_pt`. Skips when there is none or it
+    /// can't snapshot.
     pub fn pmu(&self) -> std::result::Result<Pmu, Stop> {
         let names = match &self.pmu {
             Some(name) => vec![name.as_str()],
@@ -375,10 +377,12 @@ fn isolated(test: &Test, ctx: &Ctx, limit: Duration) -> Result<Outcome> {
     unsafe { libc::setpgid(pid, pid) };
 
     let ended = wait(pid, limit)?;
-    // SAFETY: the group is that of our child, which is not reaped yet, so the id has no other owner.
+    // SAFETY: the group is that of our child, which is not reaped yet, so the id has no other
+    // owner.
     unsafe { libc::kill(-pid, libc::SIGKILL) };
     let mut status = 0;
-    // SAFETY: `status` is live. The first wait is for the child; then for what it left behind, which comes to us.
+    // SAFETY: `status` is live. The first wait is for the child; then for what it left behind,
+    // which comes to us.
     unsafe {
         while libc::waitpid(pid, &mut status, 0) < 0 && errno() == libc::EINTR {}
         loop {

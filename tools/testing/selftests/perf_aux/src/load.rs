@@ -30,7 +30,8 @@ impl Child {
     /// The child has only the calling thread. It dies with this process.
     pub fn new(work: impl FnOnce() -> u8) -> Result<Self> {
         let (wait, gate) = pipe()?;
-        // SAFETY: this crate's processes have one thread, so the child may do anything the parent may.
+        // SAFETY: this crate's processes have one thread, so the child may do anything the parent
+        // may.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(Error::last_os("fork of a child to be observed")),
@@ -42,7 +43,8 @@ impl Child {
                     true => work(),
                     false => 0,
                 };
-                // SAFETY: ends this process without running what the parent registered for its own exit.
+                // SAFETY: ends this process without running what the parent registered for its own
+                // exit.
                 unsafe { libc::_exit(status.into()) }
             }
             _ => Ok(Child {
@@ -84,7 +86,8 @@ impl Child {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) -> Result<()> {
-        // SAFETY: the child is not reaped before `self` is gone or waited for, so the id is its own.
+        // SAFETY: the child is not reaped before `self` is gone or waited for, so the id is its
+        // own.
         if unsafe { libc::kill(self.pid, signal) } < 0 {
             return Err(Error::last_os(format!("kill({}, {signal})", self.pid)));
         }

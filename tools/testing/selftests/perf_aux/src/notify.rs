@@ -7,8 +7,8 @@
 //! | signal | one per overflow | one per overflow |
 //! | `poll(2)` | `POLLIN` once per wake-up | `POLLHUP` at once, each time |
 //!
-//! So a loop around `poll()` on an event that was never mapped burns the CPU. [`wait`] therefore makes an error of
-//! `POLLHUP`; [`poll`] is the bare call.
+//! So a loop around `poll()` on an event that was never mapped burns the CPU. [`wait`] therefore
+//! makes an error of `POLLHUP`; [`poll`] is the bare call.
 
 use crate::error::{
     Error,
@@ -29,7 +29,8 @@ pub enum Wake {
     Timeout,
 }
 
-/// `poll(2)` for `POLLIN`: the returned events, 0 after the time-out. Interruptions by signals are waited out.
+/// `poll(2)` for `POLLIN`: the returned events, 0 after the time-out. Interruptions by signals are
+/// waited out.
 pub fn poll(event: &Event, timeout: Duration) -> Result<i16> {
     let end = Instant::now() + timeout;
     loop {
@@ -95,8 +96,8 @@ pub const POLL_HUP: i32 = 6;
 
 /// Overflows of events as a queue of signals, for the calling thread.
 ///
-/// The signal is a real-time one, so that each overflow is queued, and it stays blocked: it is fetched by
-/// [`next`](Self::next).
+/// The signal is a real-time one, so that each overflow is queued, and it stays blocked: it is
+/// fetched by [`next`](Self::next).
 pub struct Signal {
     signal: i32,
     set: libc::sigset_t,
@@ -180,8 +181,8 @@ impl Signal {
                     fd: libc::c_int,
                 }
                 const _: () = assert!(size_of::<Poll>() <= size_of::<libc::siginfo_t>());
-                // SAFETY: the signal is raised only by `O_ASYNC` descriptors, for which the kernel fills this part of
-                // the union; as plain ints any bytes would do.
+                // SAFETY: the signal is raised only by `O_ASYNC` descriptors, for which the kernel
+                // fills this part of the union; as plain ints any bytes would do.
                 let fd = unsafe { (*std::ptr::addr_of!(info).cast::<Poll>()).fd };
                 return Ok(Some(Overflow {
                     code: info.si_code,

@@ -2,9 +2,10 @@
 
 //! Finding and parsing records, on any ring contents.
 //!
-//! [`Data`] is the memory of a data ring and [`Data::record`] the record at a position of it, made contiguous when it
-//! crosses the ring's end. [`Record::parse`] takes such a record apart by the [`Format`] of the event that wrote it and
-//! insists that the parts fill it exactly. Neither trusts the contents: whatever can't be a record is a [`Malformed`].
+//! [`Data`] is the memory of a data ring and [`Data::record`] the record at a position of it, made
+//! contiguous when it crosses the ring's end. [`Record::parse`] takes such a record apart by the
+//! [`Format`] of the event that wrote it and insists that the parts fill it exactly. Neither trusts
+//! the contents: whatever can't be a record is a [`Malformed`].
 
 use crate::abi;
 use std::fmt;
@@ -49,13 +50,15 @@ impl<'a> Data<'a> {
         self.0.len() as u64 * 8
     }
 
-    /// The word at a position that runs past the ring's end any number of times; the low three bits don't count.
+    /// The word at a position that runs past the ring's end any number of times; the low three bits
+    /// don't count.
     pub fn word(self, position: u64) -> u64 {
         let index = (position / 8) as usize & (self.0.len() - 1);
         self.0[index].load(Ordering::Relaxed)
     }
 
-    /// `length` bytes from `position` on, across the ring's end, `position` and `length` in whole words.
+    /// `length` bytes from `position` on, across the ring's end, `position` and `length` in whole
+    /// words.
     pub fn bytes(self, position: u64, length: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(length);
         for at in (0..length as u64).step_by(8) {
@@ -363,7 +366,8 @@ impl<'a> Body<'a> {
         Ok((first, second))
     }
 
-    /// A length that came from the record, as a number of elements of `each` bytes that are still there.
+    /// A length that came from the record, as a number of elements of `each` bytes that are still
+    /// there.
     fn length(&self, count: u64, each: usize, field: &str) -> Result<usize, Malformed> {
         match usize::try_from(count) {
             Ok(n) if n <= self.rest.len() / each => Ok(n),

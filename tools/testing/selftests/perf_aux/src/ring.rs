@@ -2,9 +2,9 @@
 
 //! The two mappings of an event: the data ring and the AUX area.
 //!
-//! Both are written by the kernel while we look, so they are read through atomics. `data_head` and `aux_head` are loaded
-//! with acquire and the tails stored with release, which pairs with the barriers described in
-//! `kernel/events/ring_buffer.c`, `perf_output_put_handle()`.
+//! Both are written by the kernel while we look, so they are read through atomics. `data_head` and
+//! `aux_head` are loaded with acquire and the tails stored with release, which pairs with the
+//! barriers described in `kernel/events/ring_buffer.c`, `perf_output_put_handle()`.
 
 use crate::abi;
 use crate::error::{
@@ -35,7 +35,8 @@ pub fn page_size() -> usize {
 ///
 /// # Invariants
 ///
-/// `base` is the start of a readable mapping of `length` bytes, `length` a positive multiple of the page size.
+/// `base` is the start of a readable mapping of `length` bytes, `length` a positive multiple of the
+/// page size.
 pub struct Mapping {
     base: NonNull<AtomicU64>,
     length: usize,
@@ -78,15 +79,16 @@ impl Mapping {
     /// The words of the mapping from byte `from` on.
     fn words(&self, from: usize) -> &[AtomicU64] {
         let from = from.min(self.length) / 8;
-        // SAFETY: by the invariant, the words up to `length` are mapped as long as `self` lives, and nothing in this
-        // process accesses them but through atomics.
+        // SAFETY: by the invariant, the words up to `length` are mapped as long as `self` lives,
+        // and nothing in this process accesses them but through atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(from), self.length / 8 - from) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: by the invariant this is our mapping, and `&mut self` says that no slice of it is left.
+        // SAFETY: by the invariant this is our mapping, and `&mut self` says that no slice of it is
+        // left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
@@ -178,10 +180,12 @@ impl Ring {
         self.drain_as(|_| format)
     }
 
-    /// Takes every record out of a ring that several events share, with the format that `pick` finds for each.
+    /// Takes every record out of a ring that several events share, with the format that `pick`
+    /// finds for each.
     pub fn drain_as(&mut self, pick: impl Fn(&Raw) -> Format) -> Result<Vec<Record>> {
         let mut records = Vec::new();
-        // A ring that is filled as fast as it is read must not keep us here: what was there on entry is enough.
+        // A ring that is filled as fast as it is read must not keep us here: what was there on
+        // entry is enough.
         let head = self.head();
         while self.tail() != head {
             let tail = self.tail();

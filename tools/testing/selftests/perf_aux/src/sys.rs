@@ -76,7 +76,8 @@ impl Pmu {
         Path::new(DEVICES).join(&self.name).join(file)
     }
 
-    /// A file of its directory, such as `caps/psb_cyc` or `format/pt`; `None` if it has no such file.
+    /// A file of its directory, such as `caps/psb_cyc` or `format/pt`; `None` if it has no such
+    /// file.
     pub fn file(&self, file: &str) -> Result<Option<String>> {
         let path = self.path(file);
         match path.exists() {
@@ -85,7 +86,8 @@ impl Pmu {
         }
     }
 
-    /// `value` placed where `format/<field>` says, which must be in `config`; `None` if the PMU has no such field.
+    /// `value` placed where `format/<field>` says, which must be in `config`; `None` if the PMU has
+    /// no such field.
     pub fn config(&self, field: &str, value: u64) -> Result<Option<u64>> {
         let Some(format) = self.file(&format!("format/{field}"))? else {
             return Ok(None);
@@ -103,7 +105,8 @@ impl Pmu {
         Attr::new(self.kind, config).disabled().user_only()
     }
 
-    /// Whether AUX sampling can be asked of it: the kernel tells by refusing the sampler when there is no `snapshot_aux`.
+    /// Whether AUX sampling can be asked of it: the kernel tells by refusing the sampler when there
+    /// is no `snapshot_aux`.
     pub fn can_snapshot(&self) -> Result<bool> {
         let leader = self.event(0).open()?;
         let sampler = Attr::cpu_clock(1_000_000)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The record reader on rings made up here: records split at every place, and contents that are no records at all.
+//! The record reader on rings made up here: records split at every place, and contents that are no
+//! records at all.
 
 use perf_aux::abi;
 use perf_aux::record::{
@@ -80,7 +81,8 @@ const AUX_FORMAT: u32 =
 fn a_split_record_parses_as_an_unsplit_one() {
     let aux: Vec<u8> = (0..64).collect();
     let bytes = aux_sample(0x4000, &aux);
-    // Every start in a ring of 32 words: the end of the ring lies at every 8-byte step of the record, and behind it.
+    // Every start in a ring of 32 words: the end of the ring lies at every 8-byte step of the
+    // record, and behind it.
     for start in (0..32 * 8).step_by(8) {
         for lap in [0, 1, 1 << 40] {
             let tail = lap * 32 * 8 + start;

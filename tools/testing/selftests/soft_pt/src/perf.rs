@@ -366,8 +366,9 @@ impl Sample {
         Some(Sample { pid, ip, branches })
     }
 
-    /// Checks that the sample was taken on the way from its last branch. Jumps and calls to a target
-    /// that they name are on the way: a decoder goes them only once a later packet sends it there.
+    /// Checks that the sample was taken on the way from its last branch. Jumps and calls to a
+    /// target that they name are on the way: a decoder goes them only once a later packet sends it
+    /// there.
     pub fn check_place(&self, image: &Image) -> Result<(), String> {
         /// More than any way without a decision in the programs recorded.
         const LONGEST: usize = 10_000;

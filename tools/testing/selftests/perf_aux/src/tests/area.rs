@@ -92,7 +92,8 @@ impl Area {
     }
 }
 
-/// A snapshot area has no records that say nothing but OVERWRITE; its position is `aux_head`, inside the area.
+/// A snapshot area has no records that say nothing but OVERWRITE; its position is `aux_head`,
+/// inside the area.
 fn snapshot_records(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let mut area = Area::new(&source, 16, AuxMode::Snapshot)?;
@@ -187,7 +188,8 @@ fn full_bytes(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A full area stops its event once, with TRUNCATED and one wake-up, on every CPU; it goes on when there is room.
+/// A full area stops its event once, with TRUNCATED and one wake-up, on every CPU; it goes on when
+/// there is room.
 fn truncated(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     for cpu in load::cpus()? {
@@ -310,7 +312,8 @@ fn watermark(ctx: &Ctx) -> Outcome {
     let head = ring.aux_head();
     event.disable()?;
     check!(woken, "no wake-up in {SOON:?}");
-    // A PMU may round to what its output allows, but half of the area is where it would wake up anyhow.
+    // A PMU may round to what its output allows, but half of the area is where it would wake up
+    // anyhow.
     check!(
         head >= mark && head < area.size() as u64 / 2,
         "woken up at {head} bytes with a watermark of {mark}"
@@ -457,7 +460,8 @@ fn accounting(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// CPU-wide tracing at full rate, while the area is mapped and unmapped, in both orders of the two mappings.
+/// CPU-wide tracing at full rate, while the area is mapped and unmapped, in both orders of the two
+/// mappings.
 fn unmap_while_written(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     if !sys::is_root() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The programs that the documentation shows do what it says. They lie beside this program, or where it was built.
+//! The programs that the documentation shows do what it says. They lie beside this program, or
+//! where it was built.
 
 use perf_aux::{
     check,

@@ -92,7 +92,8 @@ fn member(link: Link) -> Attr {
     }
 }
 
-/// Every pair of what links and whom to; nothing is kept when it is refused, and nothing when it is closed.
+/// Every pair of what links and whom to; nothing is kept when it is refused, and nothing when it is
+/// closed.
 fn matrix(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let uses = Uses::of(&source.pmu)?;
@@ -185,7 +186,8 @@ fn other_context(ctx: &Ctx) -> Outcome {
     uses.check("after refused samplers")
 }
 
-/// An exclusive PMU refuses its second event on a task, when the link is already made: it has to be undone.
+/// An exclusive PMU refuses its second event on a task, when the link is already made: it has to be
+/// undone.
 fn refused_keeps_no_reference(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let uses = Uses::of(&source.pmu)?;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Overflow notification: {signal, poll} × {with, without a ring buffer}, and `PERF_EVENT_IOC_REFRESH` in each.
+//! Overflow notification: {signal, poll} × {with, without a ring buffer}, and
+//! `PERF_EVENT_IOC_REFRESH` in each.
 //!
-//! Two kinds of overflow are used. The clock overflows by time, so counts of it are compared with the event's own
-//! count, which a busy machine changes in the same way. Page faults overflow exactly when the test makes one, so these
-//! counts are exact.
+//! Two kinds of overflow are used. The clock overflows by time, so counts of it are compared with
+//! the event's own count, which a busy machine changes in the same way. Page faults overflow
+//! exactly when the test makes one, so these counts are exact.
 
 use super::faults::{
     faults,
@@ -104,7 +105,8 @@ fn mapped(event: &Event, pages: Option<usize>) -> Result<Option<Ring>> {
     pages.map(|pages| Ring::map(event, pages)).transpose()
 }
 
-/// Fetches one signal per period of another process's clock and compares their number with the count.
+/// Fetches one signal per period of another process's clock and compares their number with the
+/// count.
 fn signal_by_clock(pages: Option<usize>) -> Outcome {
     let mut child = Child::spinning(None)?;
     let event = clock().pid(child.pid()).open()?;
@@ -135,7 +137,8 @@ fn signal_by_clock(pages: Option<usize>) -> Outcome {
         got >= 20,
         "{got} signals, then none for {SOON:?}, in {periods} periods"
     );
-    // A late timer stands for all the periods that it missed, so there may be fewer signals but never more.
+    // A late timer stands for all the periods that it missed, so there may be fewer signals but
+    // never more.
     check!(got <= periods + 1, "{got} signals in {periods} periods");
     check!(
         got * 5 >= periods,
@@ -196,7 +199,8 @@ fn signal_of_a_child(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Overflows of an inherited event signal the owner of the event it was inherited from, with no buffer anywhere.
+/// Overflows of an inherited event signal the owner of the event it was inherited from, with no
+/// buffer anywhere.
 fn signal_of_an_inherited_event(_: &Ctx) -> Outcome {
     let event = faults(1).inherit().open()?;
     let signal = Signal::new(0)?;
@@ -213,7 +217,8 @@ fn signal_of_an_inherited_event(_: &Ctx) -> Outcome {
     event.disable()?;
     let (codes, count) = (signal.codes(4000, QUIET)?, event.count()?);
     check!(count >= 40, "{count} faults counted of at least 40");
-    // Parent and child may overflow at the same moment on two CPUs, where the one signal stands for both.
+    // Parent and child may overflow at the same moment on two CPUs, where the one signal stands for
+    // both.
     check!(
         codes.len() as u64 <= count && codes.len() >= 40,
         "{} signals of {count} faults",
@@ -351,7 +356,8 @@ fn poll_exact(wakeup_events: u32) -> Outcome {
     Ok(())
 }
 
-/// With `wakeup_events` 0 the buffer wakes poll when it is half full; a signal still comes with every overflow.
+/// With `wakeup_events` 0 the buffer wakes poll when it is half full; a signal still comes with
+/// every overflow.
 fn poll_without_wakeup(_: &Ctx) -> Outcome {
     let event = faults(1).wakeup_events(0).open()?;
     let mut ring = Ring::map(&event, 1)?;
@@ -466,7 +472,8 @@ fn poll_of_a_redirected_event(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// `PERF_EVENT_IOC_REFRESH` of `n`: n - 1 times POLL_IN, then POLL_HUP with the event off, again and again.
+/// `PERF_EVENT_IOC_REFRESH` of `n`: n - 1 times POLL_IN, then POLL_HUP with the event off, again
+/// and again.
 fn refresh_signals(pages: Option<usize>) -> Outcome {
     let event = faults(1).open()?;
     let mut ring = mapped(&event, pages)?;
@@ -548,7 +555,8 @@ fn refresh_in_group(ctx: &Ctx, map: bool) -> Outcome {
     Ok(())
 }
 
-/// For poll every overflow that REFRESH allows is POLLIN, the last one too; then it waits, as the event is off.
+/// For poll every overflow that REFRESH allows is POLLIN, the last one too; then it waits, as the
+/// event is off.
 fn refresh_polls(_: &Ctx) -> Outcome {
     let event = faults(1).open()?;
     let _ring = Ring::map(&event, 16)?;
@@ -652,7 +660,8 @@ fn refresh_refused(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// An event that ran without a buffer works as any other once it is mapped, and again when it is unmapped.
+/// An event that ran without a buffer works as any other once it is mapped, and again when it is
+/// unmapped.
 fn map_later(_: &Ctx) -> Outcome {
     let event = faults(1).open()?;
     let signal = Signal::new(0)?;
@@ -703,7 +712,8 @@ fn map_later(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// With no buffer to write to, its own or its parent's, the kernel does not even begin to prepare a sample.
+/// With no buffer to write to, its own or its parent's, the kernel does not even begin to prepare a
+/// sample.
 fn prepares_nothing(_: &Ctx) -> Outcome {
     const FUNCTION: &std::ffi::CStr = c"perf_prepare_sample";
     if !sys::is_root() {
@@ -720,7 +730,8 @@ fn prepares_nothing(_: &Ctx) -> Outcome {
         Ok(event) => event,
         Err(error) => skip!("no kprobe on {FUNCTION:?}: {error}"),
     };
-    // A timer overflows in an interrupt. Inside of a software event, such as a page fault, the kprobe would not count.
+    // A timer overflows in an interrupt. Inside of a software event, such as a page fault, the
+    // kprobe would not count.
     let work = || -> Result<u8> {
         load::spin_for(PERIOD * 10);
         Child::new(|| {
@@ -823,7 +834,8 @@ fn every_field_without_a_buffer(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// An inherited event has no buffer of its own, its samples go to the parent's: they must not be skipped.
+/// An inherited event has no buffer of its own, its samples go to the parent's: they must not be
+/// skipped.
 fn inherited_writes_to_the_parent(_: &Ctx) -> Outcome {
     // Mapping an inherited event needs a CPU, and then everything has to happen there.
     let cpu = load::cpus()?[0];

@@ -104,7 +104,8 @@ fn sample_by_fault(
     Ok(samples)
 }
 
-/// How long the AUX field has to be: what was asked for, what the record has room for, or the area, whichever is least.
+/// How long the AUX field has to be: what was asked for, what the record has room for, or the area,
+/// whichever is least.
 fn expected_size(sample: &Sample, asked: u32, area: usize) -> usize {
     let aux = sample.aux.as_ref().map_or(0, Vec::len);
     let room = usize::from(u16::MAX) - (usize::from(sample.size) - aux);
@@ -174,7 +175,8 @@ fn none_asked(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Every field that software can fill, at random together: records are well formed and what is left is used.
+/// Every field that software can fill, at random together: records are well formed and what is left
+/// is used.
 fn mixed_fields(ctx: &Ctx) -> Outcome {
     const FIELDS: u32 = abi::PERF_SAMPLE_IP
         | abi::PERF_SAMPLE_TID
@@ -312,7 +314,8 @@ fn every_position(ctx: &Ctx) -> Outcome {
         }
         let size = asked as usize / 8;
         let missing = (0..words).filter(|at| !seen[*at]).count();
-        // The places where the copy takes another way: at the end of the area and a sample's length behind it.
+        // The places where the copy takes another way: at the end of the area and a sample's length
+        // behind it.
         let edges = [
             0,
             1,
@@ -461,7 +464,8 @@ fn every_cpu(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A sampler that is held back for being too fast takes its leader with it; what comes after is still right.
+/// A sampler that is held back for being too fast takes its leader with it; what comes after is
+/// still right.
 fn throttled(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     if !sys::is_root() {
@@ -537,7 +541,8 @@ fn no_area(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A writable area belongs to its reader: its sampler gets nothing, and never what the ring held before.
+/// A writable area belongs to its reader: its sampler gets nothing, and never what the ring held
+/// before.
 fn writable_area(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let setup = Setup {
@@ -577,7 +582,8 @@ fn writable_area(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The area goes and comes while the sampler runs: each sample is of the area of its moment, or zeros, or empty.
+/// The area goes and comes while the sampler runs: each sample is of the area of its moment, or
+/// zeros, or empty.
 fn area_mapped_again(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     // Another process is traced, so that this one is not slowed down.
@@ -639,7 +645,8 @@ fn group_enabled_again(ctx: &Ctx) -> Outcome {
     let mut group = source.setup().open()?;
     for cycle in 0..12 {
         group.leader.enable_group()?;
-        // Without a system call, and not for long: a context switch would start the sampler after all.
+        // Without a system call, and not for long: a context switch would start the sampler after
+        // all.
         load::spin_for(Duration::from_millis(150));
         group.leader.disable_group()?;
         let samples = group.samples()?;

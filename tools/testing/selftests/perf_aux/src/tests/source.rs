@@ -2,10 +2,11 @@
 
 //! What the PMU under test puts into its AUX area, and what a sample of it must therefore hold.
 //!
-//! A PMU with a `pattern` format field can write a 64-bit counter in place of its trace: word `n` of an AUX area, counted
-//! from when it was mapped, is the number `n`, little-endian, at byte `8 * n`. So a sample taken when `n` words were
-//! written ends with the word `n - 1`, each word is one more than the one before it, and what lies before word 0 is
-//! zero. Other PMUs have traces that this crate can't predict; for them only sizes are checked.
+//! A PMU with a `pattern` format field can write a 64-bit counter in place of its trace: word `n`
+//! of an AUX area, counted from when it was mapped, is the number `n`, little-endian, at byte `8 *
+//! n`. So a sample taken when `n` words were written ends with the word `n - 1`, each word is one
+//! more than the one before it, and what lies before word 0 is zero. Other PMUs have traces that
+//! this crate can't predict; for them only sizes are checked.
 
 use perf_aux::group::Setup;
 use perf_aux::record::Sample;
@@ -40,7 +41,8 @@ impl Source {
         Setup::new(&self.pmu, self.config)
     }
 
-    /// Checks one sample against the model. Returns how many words had been written when it was taken, where known.
+    /// Checks one sample against the model. Returns how many words had been written when it was
+    /// taken, where known.
     pub fn check(&self, sample: &Sample) -> Result<Option<u64>, Stop> {
         let Some(aux) = &sample.aux else {
             perf_aux::fail!("a sample without an AUX field: {sample:?}");
@@ -78,7 +80,8 @@ fn written(aux: &[u8]) -> Result<u64, String> {
         .chunks(8)
         .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
         .collect();
-    // Word 0 is zero like what was never written, so a sample of nothing but zeros may be of 0 words or of 1.
+    // Word 0 is zero like what was never written, so a sample of nothing but zeros may be of 0
+    // words or of 1.
     let end = match words.last() {
         None | Some(0) => 0,
         Some(last) => last + 1,

@@ -18,7 +18,8 @@ pub const TESTS: &[Test] = &[
     Test::new("stack.odd_end", odd_end),
 ];
 
-/// Spins for a while with this stack pointer. Nothing may use the stack meanwhile: the test gets no signals.
+/// Spins for a while with this stack pointer. Nothing may use the stack meanwhile: the test gets no
+/// signals.
 #[cfg(target_arch = "x86_64")]
 fn spin_at(sp: u64) {
     // SAFETY: the stack pointer is put back before anything uses it.
