@@ -37,16 +37,23 @@ fn output_copy(handle: *mut bindings::perf_output_handle, bytes: &[u8]) -> usize
     bytes.len() - left as usize
 }
 
+/// Returns how many bytes were copied, which may be none.
 #[inline(never)]
 fn output_copy_aux(
     aux: *mut bindings::perf_output_handle,
     handle: *mut bindings::perf_output_handle,
     from: usize,
     to: usize,
-) -> Result<usize> {
+) -> usize {
+    #[cfg(CONFIG_PERF_AUX_RUST)]
+    if super::sampling::is_chosen() {
+        // SAFETY: As below.
+        let copied = unsafe { super::sampling::copy(aux, handle, from as u64, to as u64) };
+        return copied.map_or(0, |copied| copied as usize);
+    }
     // SAFETY: The callers pass the handle of an open `AuxOutput` and that of a `SampleOutput`.
     let copied = unsafe { bindings::perf_output_copy_aux(aux, handle, from, to) };
-    usize::try_from(copied).map_err(|_| EFAULT)
+    usize::try_from(copied).unwrap_or(0)
 }
 
 static ZEROS: [u8; 256] = [0; 256];
@@ -119,6 +126,7 @@ impl<'a> SampleOutput<'a> {
     ///
     /// `ENOSPC`, with nothing written, if `size` is more than there is room for or than the area
     /// has. `EFAULT` if the data buffer took only some of the bytes.
+    #[inline]
     pub fn copy_aux<P: Pmu>(&mut self, aux: &mut AuxOutput<P>, size: usize, to: u64) -> Result {
         if size > self.left || size as u64 > aux.area().size() {
             return Err(ENOSPC);
@@ -127,16 +135,21 @@ impl<'a> SampleOutput<'a> {
             return Ok(());
         }
         let from = to.wrapping_sub(size as u64);
-        let copied = output_copy_aux(aux.as_raw(), self.handle, from as usize, to as usize)?;
+        let copied = output_copy_aux(aux.as_raw(), self.handle, from as usize, to as usize);
         // INVARIANT: As many bytes fewer may follow as were copied now.
         self.left = self.left.saturating_sub(copied);
+        if copied == 0 {
+            return Err(EFAULT);
+        }
         Ok(())
     }
 
     /// Fills up what was not written.
     #[inline]
     pub(super) fn finish(mut self) {
-        // If even this fails, the data buffer went away, and with it the record.
-        let _ = self.zero(self.left);
+        if self.left > 0 {
+            // If even this fails, the data buffer went away, and with it the record.
+            let _ = self.zero(self.left);
+        }
     }
 }

@@ -13,7 +13,7 @@
 ///
 /// # Invariants
 ///
-/// `pages` is a power of two, and the size in bytes is less than `2^62`.
+/// `pages` is not 0, and the size in bytes is less than `2^62`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ring {
     pages: u64,
@@ -21,22 +21,29 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring of `pages` pages of `1 << shift` bytes, or [`None`] if there can't be such a ring.
+    /// The ring of `pages` pages, at least one, of `1 << shift` bytes each.
+    ///
+    /// `pages` is a power of two, as `perf_mmap()` sees to. If it were not, some pages would never
+    /// be used, and none that is not there.
     #[inline]
-    pub(crate) const fn new(pages: u64, shift: u32) -> Option<Self> {
-        // `is_power_of_two()` counts bits, which takes the kernel's baseline CPU twenty
-        // instructions.
-        if pages == 0 || pages & pages.wrapping_sub(1) != 0 || pages >= 1 << 62 >> shift {
-            return None;
+    pub(crate) const fn new(pages: u32, shift: u32) -> Self {
+        // INVARIANT: By the above.
+        Self {
+            pages: pages as u64,
+            shift,
         }
-        // INVARIANT: By the check above.
-        Some(Self { pages, shift })
     }
 
     /// How many pages it has.
     #[inline]
     pub(crate) const fn pages(&self) -> u64 {
         self.pages
+    }
+
+    /// The page that comes after `page`.
+    #[inline]
+    pub(crate) const fn next(&self, page: u64) -> u64 {
+        page.wrapping_add(1) & self.pages.wrapping_sub(1)
     }
 
     /// The size of one page.
@@ -124,19 +131,18 @@ impl<J: Fn(u64) -> bool> Runs<J> {
         if most == 0 {
             return None;
         }
-        let page_size = self.ring.page_size();
         let page = self.at >> self.ring.shift;
-        let offset = self.at & page_size.wrapping_sub(1);
+        let offset = self.at & self.ring.page_size().wrapping_sub(1);
 
-        // No sum below can overflow: all are at most the size of the ring, bar `left`, which is
-        // only compared and subtracted from.
-        let mut len = page_size.wrapping_sub(offset);
-        let mut next = page.wrapping_add(1);
-        while len < most && next < self.ring.pages && (self.joined)(next.wrapping_sub(1)) {
-            next = next.wrapping_add(1);
-            len = len.wrapping_add(page_size);
+        // The page of the last byte, as far as the ring goes. More bytes than 64 bits can count
+        // would make it too small, and the run shorter than it could be.
+        let last = self.at.wrapping_add(most).wrapping_sub(1) >> self.ring.shift;
+        let last = last.min(self.ring.pages.wrapping_sub(1));
+        let mut end = page.wrapping_add(1);
+        while end <= last && (self.joined)(end.wrapping_sub(1)) {
+            end = end.wrapping_add(1);
         }
-        let len = len.min(most);
+        let len = (end << self.ring.shift).wrapping_sub(self.at).min(most);
 
         // INVARIANT: `offset` is less than the ring's size.
         self.at = self.ring.offset(self.at.wrapping_add(len));

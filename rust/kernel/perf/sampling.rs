@@ -280,12 +280,31 @@ fn fill(mut out: Output<'_>, mark: Mark, copied: u64, size: u64) {
 /// Appends what lies in the AUX area from `from` up to `to` to a record; the whole area if they are
 /// the same. Both are counted round the area.
 ///
-/// Returns how many bytes that was, or `-EFAULT` if there is nothing to copy from or to.
+/// Returns how many bytes that was, or [`None`] if there is no area.
 ///
 /// # Safety
 ///
-/// To be called by `perf_output_copy_aux()`: `aux_handle` must be an open AUX transaction of this
-/// CPU, and `handle` an open output with room for as many bytes.
+/// `aux_handle` must be an open AUX transaction of this CPU, and `handle` an open output with room
+/// for as many bytes.
+#[inline(always)]
+pub(super) unsafe fn copy(
+    aux_handle: *mut bindings::perf_output_handle,
+    handle: *mut bindings::perf_output_handle,
+    from: u64,
+    to: u64,
+) -> Option<u64> {
+    // SAFETY: By the safety requirements.
+    let (area, mut out) = unsafe { (Area::new((*aux_handle).rb)?, Output::new(handle)) };
+    let len = area.distance(from, to);
+    out.copy(&area, from, len);
+    Some(len)
+}
+
+/// [`copy`] for PMUs that are written in C; `-EFAULT` if there is no area.
+///
+/// # Safety
+///
+/// To be called by `perf_output_copy_aux()`, under the requirements of [`copy`].
 #[export]
 unsafe extern "C" fn perf_aux_rust_copy(
     aux_handle: *mut bindings::perf_output_handle,
@@ -294,13 +313,20 @@ unsafe extern "C" fn perf_aux_rust_copy(
     to: c_ulong,
 ) -> c_long {
     // SAFETY: By the safety requirements.
-    let (area, mut out) = unsafe { (Area::new((*aux_handle).rb), Output::new(handle)) };
-    let Some(area) = area else {
-        return EFAULT.to_errno() as c_long;
-    };
-    let len = area.distance(from as u64, to as u64);
-    match out.copy(&area, from as u64, len) {
-        Ok(()) => len as c_long,
-        Err(err) => err.to_errno() as c_long,
+    match unsafe { copy(aux_handle, handle, from as u64, to as u64) } {
+        Some(len) => len as c_long,
+        None => EFAULT.to_errno() as c_long,
     }
+}
+
+/// Whether AUX sampling is done here, and not by the C functions.
+#[inline(always)]
+pub(super) fn is_chosen() -> bool {
+    #[cfg(CONFIG_PERF_AUX_RUST_COMPARE)]
+    // SAFETY: The key is never freed, and its counter is read at once.
+    unsafe {
+        (&raw const bindings::perf_aux_rust_key.key.enabled.counter).read_volatile() > 0
+    }
+    #[cfg(not(CONFIG_PERF_AUX_RUST_COMPARE))]
+    true
 }

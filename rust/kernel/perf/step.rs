@@ -301,12 +301,16 @@ impl Stepper {
     ///
     /// A debug register that triggers together with the trap is handled first, and may take a
     /// sample: without this, the sample would lack the branch that led there.
-    #[inline(never)]
+    #[inline]
     pub fn catch_up(&self, cx: &NmiLike<'_>) {
         let task = Task::current();
-        if !task.is_user() || !task.trap_pending() {
-            return;
+        if task.is_user() && task.trap_pending() {
+            self.retire_early(&task, cx);
         }
+    }
+
+    #[inline(never)]
+    fn retire_early(&self, task: &Task, cx: &NmiLike<'_>) {
         self.shared.cpus.with(cx, |cpu| {
             let Some(last) = cpu.last else { return };
             let to = task.ip();
@@ -321,7 +325,7 @@ impl Stepper {
                 && last.signalled.is_none()
                 && cpu.early.is_none()
             {
-                cpu.early = Some(self.shared.retire(cpu, &task, cx));
+                cpu.early = Some(self.shared.retire(cpu, task, cx));
             }
         });
     }

@@ -224,6 +224,7 @@ impl perf::Pmu for SoftPt {
         Buffer::new()
     }
 
+    #[inline]
     fn snapshot_aux(&self, _event: &Event<Self>, out: &mut SampleOutput<'_>, cx: &NmiLike<'_>) {
         self.stepper.catch_up(cx);
         self.units.snapshot(out, cx);

@@ -305,6 +305,7 @@ impl Units {
     }
 
     /// Writes the end of this CPU's trace into a sample.
+    #[inline]
     pub(crate) fn snapshot(&self, out: &mut SampleOutput<'_>, cx: &NmiLike<'_>) {
         self.0.with(cx, |unit| {
             let Some(open) = &mut unit.open else { return };

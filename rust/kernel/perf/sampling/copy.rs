@@ -91,10 +91,12 @@ impl Area {
         // SAFETY: The transaction keeps the AUX area, so that these fields do not change.
         let (first, pages) = unsafe { ((*rb).aux_pages, (*rb).aux_nr_pages) };
         // INVARIANT: The array has `aux_nr_pages` pointers to pages.
-        Some(Self(Pages {
-            first,
-            ring: Ring::new(u64::from(pages as u32), PAGE_SHIFT as u32)?,
-        }))
+        (pages != 0).then(|| {
+            Self(Pages {
+                first,
+                ring: Ring::new(pages as u32, PAGE_SHIFT as u32),
+            })
+        })
     }
 
     /// How many bytes there are from `from` up to `to`.
@@ -133,7 +135,7 @@ impl<'a> Output<'a> {
     }
 
     #[inline(always)]
-    fn pages(&self) -> Option<Pages> {
+    fn pages(&self) -> Pages {
         let rb = self.handle.rb;
         // SAFETY: The record's buffer exists until `perf_output_end()`, and its data pages with it.
         let (first, pages, order) = unsafe {
@@ -143,11 +145,12 @@ impl<'a> Output<'a> {
             let order = 0;
             ((&raw const (*rb).data_pages).cast(), (*rb).nr_pages, order)
         };
-        // INVARIANT: `data_pages` has `nr_pages` pointers to pages of this order.
-        Some(Pages {
+        // INVARIANT: `data_pages` has `nr_pages` pointers to pages of this order. There is at least
+        // one, or `perf_output_begin()` had failed.
+        Pages {
             first,
-            ring: Ring::new(u64::from(pages as u32), PAGE_SHIFT as u32 + order)?,
-        })
+            ring: Ring::new(pages as u32, PAGE_SHIFT as u32 + order),
+        }
     }
 
     /// Where in the ring the next byte goes.
@@ -180,84 +183,74 @@ impl<'a> Output<'a> {
     }
 
     /// Appends the `len` bytes of the AUX area from `from` on.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT` if there are no data pages.
     #[inline(always)]
-    pub(super) fn copy(&mut self, area: &Area, from: u64, len: u64) -> Result {
-        let aux = area.0;
-        let at = aux.ring.offset(from);
-        let offset = at % PAGE_SIZE as u64;
-        // Short samples mostly lie in one page on both sides. The record may not reach the page's
-        // end, where the next page would have to be turned to.
-        if offset.wrapping_add(len) <= PAGE_SIZE as u64 && len < self.handle.size as u64 {
-            let page = at / PAGE_SIZE as u64;
-            // SAFETY: The run is one of the area's. Outputs use the `addr` variant of the union; it
-            // points to `size` more bytes of a data page, which is not an AUX page.
-            unsafe {
-                let source = aux.place(Run { page, offset, len });
-                let addr = &mut self.handle.__bindgen_anon_2.addr;
-                core::ptr::copy_nonoverlapping(source, addr.cast(), len as usize);
-                *addr = addr.wrapping_byte_add(len as usize);
+    pub(super) fn copy(&mut self, area: &Area, from: u64, len: u64) {
+        let mut runs = area.0.runs(from, len);
+        match runs.next() {
+            // Mostly one run is all there is.
+            Some(run) if run.len == len => {
+                // SAFETY: The run is one of the area's, and AUX pages are not data pages.
+                unsafe { self.append(area.0.place(run), run.len as usize) };
             }
-            self.handle.size = self.handle.size.wrapping_sub(len as usize);
-            return Ok(());
+            _ => self.copy_runs(area.0.first, area.0.ring.pages() as u32, from, len),
         }
-        self.copy_runs(area, at, len)
     }
 
-    /// [`Output::copy`], in as many pieces as it takes.
+    /// [`Output::copy`] of more than one run. The area comes in its parts, which fit into
+    /// registers.
     #[inline(never)]
-    fn copy_runs(&mut self, area: &Area, from: u64, len: u64) -> Result {
-        let pages = self.pages().ok_or(EFAULT)?;
-        // The same ring once more, of which the compiler knows the page size here.
-        //
-        // INVARIANT: AUX pages are of this size.
+    fn copy_runs(&mut self, first: *const *mut c_void, pages: u32, from: u64, len: u64) {
+        // INVARIANT: The caller has the parts from an `Area`.
         let aux = Pages {
-            first: area.0.first,
-            ring: Ring::new(area.0.ring.pages(), PAGE_SHIFT as u32).ok_or(EFAULT)?,
+            first,
+            ring: Ring::new(pages, PAGE_SHIFT as u32),
         };
-        let last_page = pages.ring.pages().wrapping_sub(1);
-        let mut page = self.handle.page as u64;
-        let mut room = self.handle.size;
-        // SAFETY: Outputs use the `addr` variant of the union.
-        let mut target: *mut u8 = unsafe { self.handle.__bindgen_anon_2.addr }.cast();
         for run in aux.runs(from, len) {
-            // SAFETY: The run is one of the area's.
-            let mut source = unsafe { aux.place(run) };
-            let mut left = run.len as usize;
-            while left > 0 {
-                let piece = left.min(room);
-                // SAFETY: `left` bytes of the run are still to come, and `target` has `room` bytes
-                // up to the end of its page. AUX pages are not data pages.
-                unsafe {
-                    core::ptr::copy_nonoverlapping(source, target, piece);
-                    source = source.add(piece);
-                    target = target.add(piece);
-                }
-                left = left.wrapping_sub(piece);
-                room = room.wrapping_sub(piece);
-                if room == 0 {
-                    page = page.wrapping_add(1) & last_page;
-                    // SAFETY: The number of pages is a power of two, so this one is among them.
-                    target = unsafe { pages.address(page) };
-                    room = pages.ring.page_size() as usize;
-                }
-            }
+            // SAFETY: The run is one of the area's, and AUX pages are not data pages.
+            unsafe { self.append(aux.place(run), run.len as usize) };
         }
-        self.handle.page = page as c_int;
-        self.handle.size = room;
-        self.handle.__bindgen_anon_2.addr = target.cast();
-        Ok(())
+    }
+
+    /// Appends `len` bytes from `source` on.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be readable and not lie in data pages.
+    #[inline(always)]
+    unsafe fn append(&mut self, mut source: *const u8, len: usize) {
+        // SAFETY: Outputs use the `addr` variant of the union; it points to `size` more bytes of a
+        // data page.
+        let mut target: *mut u8 = unsafe { self.handle.__bindgen_anon_2.addr }.cast();
+        let mut room = self.handle.size;
+        let mut left = len;
+        if left >= room {
+            // Up to the end of this page and of those that follow. One that is filled is turned,
+            // so that there always is room for the next byte.
+            let pages = self.pages();
+            let mut page = self.handle.page as u64;
+            while left >= room {
+                // SAFETY: There are `left` bytes, by the safety requirements, and `room` bytes up
+                // to the end of the page.
+                unsafe { core::ptr::copy_nonoverlapping(source, target, room) };
+                source = source.wrapping_add(room);
+                left = left.wrapping_sub(room);
+                page = pages.ring.next(page);
+                // SAFETY: The page is one of the ring's.
+                target = unsafe { pages.address(page) };
+                room = pages.ring.page_size() as usize;
+            }
+            self.handle.page = page as c_int;
+        }
+        // SAFETY: As above; what is left is less than the room.
+        unsafe { core::ptr::copy_nonoverlapping(source, target, left) };
+        self.handle.size = room.wrapping_sub(left);
+        self.handle.__bindgen_anon_2.addr = target.wrapping_add(left).cast();
     }
 
     /// Appends `len` zeros.
     #[inline(always)]
     pub(super) fn zero(&mut self, len: u64) {
-        let Some(pages) = self.pages() else {
-            return;
-        };
+        let pages = self.pages();
         let mut out = pages.runs(self.position(&pages), len);
         for run in out.by_ref() {
             // SAFETY: The run is one of the ring's, contiguous for its length.

@@ -16,13 +16,15 @@ use super::{
         Want,
         RECORD_MAX, //
     },
+    perf_aux_rust_output,
+    Sampler, //
 };
 use crate::{
+    cpu::CpuId,
     page::PAGE_SIZE,
     perf::bindings,
     prelude::*, //
 };
-use core::ptr::NonNull;
 
 /// Pages that are pieces of one allocation, in a given order.
 struct TestPages {
@@ -64,6 +66,59 @@ impl TestPages {
     }
 }
 
+/// A `struct perf_buffer` with its pages.
+struct Buffer<'a> {
+    words: KVec<u64>,
+    pages: &'a [*mut c_void],
+}
+
+impl<'a> Buffer<'a> {
+    /// A buffer with these data pages, and `aux_nr_pages` AUX pages whose addresses are in an
+    /// array.
+    fn new(
+        pages: &'a [*mut c_void],
+        aux_pages: *mut *mut c_void,
+        aux_nr_pages: usize,
+    ) -> Result<Self> {
+        // The C structure ends in an array of pointers to the data pages.
+        let count = size_of::<bindings::perf_buffer>().div_ceil(8) + pages.len();
+        let mut words = KVec::<u64>::with_capacity(count, GFP_KERNEL)?;
+        words.resize(count, 0, GFP_KERNEL)?;
+        let mut this = Self { words, pages };
+        let rb = this.rb();
+        // SAFETY: The allocation is large enough for the structure and its array, and zeroed, which
+        // is a valid value of it.
+        unsafe {
+            (*rb).nr_pages = pages.len() as c_int;
+            (*rb).aux_nr_pages = aux_nr_pages as c_int;
+            (*rb).aux_pages = aux_pages;
+            let array: *mut *mut c_void = (&raw mut (*rb).data_pages).cast();
+            for (i, page) in pages.iter().enumerate() {
+                array.add(i).write(*page);
+            }
+        }
+        Ok(this)
+    }
+
+    fn rb(&mut self) -> *mut bindings::perf_buffer {
+        self.words.as_mut_ptr().cast()
+    }
+
+    /// An output that goes on at `start` in the ring.
+    fn handle(&mut self, start: usize) -> Result<bindings::perf_output_handle> {
+        let mut handle: bindings::perf_output_handle = pin_init::zeroed();
+        handle.rb = self.rb();
+        handle.page = (start / PAGE_SIZE) as c_int;
+        handle.size = PAGE_SIZE - start % PAGE_SIZE;
+        handle.__bindgen_anon_2.addr = self
+            .pages
+            .get(start / PAGE_SIZE)
+            .ok_or(EINVAL)?
+            .wrapping_byte_add(start % PAGE_SIZE);
+        Ok(handle)
+    }
+}
+
 /// `assert_eq!` for functions that tests call: it fails the test, where a panic would stop the
 /// kernel.
 fn same<T: PartialEq + core::fmt::Debug>(is: T, should: T) -> Result {
@@ -84,40 +139,13 @@ fn check_copy(aux: &[usize], data: &[usize], from: usize, to: usize, start: usiz
     let area_size = aux.len() * PAGE_SIZE;
     let ring_size = data.len() * PAGE_SIZE;
 
-    // The C structure ends in an array of `data.len()` pointers.
-    let head = size_of::<bindings::perf_buffer>();
-    let words = head.div_ceil(8) + data.len();
-    let mut buffer = KVec::<u64>::with_capacity(words, GFP_KERNEL)?;
-    buffer.resize(words, 0, GFP_KERNEL)?;
-    let rb = NonNull::new(buffer.as_mut_ptr())
-        .ok_or(ENOMEM)?
-        .cast::<bindings::perf_buffer>()
-        .as_ptr();
-    // SAFETY: The allocation is large enough for the structure and its array, and zeroed, which is
-    // a valid value of it.
-    unsafe {
-        (*rb).nr_pages = data.len() as c_int;
-        (*rb).aux_nr_pages = aux.len() as c_int;
-        (*rb).aux_pages = aux_pages.as_mut_ptr();
-        let array: *mut *mut c_void = (&raw mut (*rb).data_pages).cast();
-        for (i, page) in data_pages.iter().enumerate() {
-            array.add(i).write(*page);
-        }
-    }
-
-    let mut handle: bindings::perf_output_handle = pin_init::zeroed();
-    handle.rb = rb;
-    handle.page = (start / PAGE_SIZE) as c_int;
-    handle.size = PAGE_SIZE - start % PAGE_SIZE;
-    handle.__bindgen_anon_2.addr = data_pages
-        .get(start / PAGE_SIZE)
-        .ok_or(EINVAL)?
-        .wrapping_byte_add(start % PAGE_SIZE);
+    let mut buffer = Buffer::new(&data_pages, aux_pages.as_mut_ptr(), aux.len())?;
+    let mut handle = buffer.handle(start)?;
 
     // SAFETY: The buffer has an AUX area and data pages that nobody else uses.
-    let (area_of, mut out) = unsafe { (Area::new(rb).ok_or(EFAULT)?, Output::new(&mut handle)) };
+    let (area_of, mut out) = unsafe { (Area::new(buffer.rb()).ok_or(EFAULT)?, Output::new(&mut handle)) };
     let len = area_of.distance(from as u64, to as u64);
-    out.copy(&area_of, from as u64, len)?;
+    out.copy(&area_of, from as u64, len);
     out.zero(8);
 
     let len = len as usize;
@@ -142,9 +170,114 @@ fn check_copy(aux: &[usize], data: &[usize], from: usize, to: usize, start: usiz
     same(addr, page.wrapping_byte_add(end % PAGE_SIZE))
 }
 
+fn new_event() -> Result<KBox<bindings::perf_event>> {
+    Ok(KBox::init(
+        pin_init::init_zeroed::<bindings::perf_event>(),
+        GFP_KERNEL,
+    )?)
+}
+
+/// A `snapshot_aux` that appends `attr.config` bytes and returns `attr.branch_sample_type`, or an
+/// error when the guard is not set.
+///
+/// # Safety
+///
+/// To be called as the perf core does, for an event with a buffer.
+unsafe extern "C" fn snapshot_as_told(
+    event: *mut bindings::perf_event,
+    handle: *mut bindings::perf_output_handle,
+    _size: usize,
+) -> c_long {
+    let bytes = [0x5a_u8; 256];
+    // SAFETY: By the safety requirements; the record has room for what the tests ask for.
+    unsafe {
+        if (*(*event).rb).aux_in_sampling == 0 {
+            return -1;
+        }
+        let appends = (*event).attr.config as u32;
+        bindings::perf_output_copy(handle, bytes.as_ptr().cast(), appends);
+        (*event).attr.branch_sample_type as c_long
+    }
+}
+
 #[macros::kunit_tests(rust_perf_sampling)]
 mod cases {
     use super::*;
+
+    /// Whatever a PMU does, as many bytes are appended as were promised: its own, or zeros.
+    #[test]
+    fn output_is_exact() -> Result {
+        const SIZE: usize = 64;
+        // What the PMU appends, what it says, how many of its bytes are to be there; the last is of
+        // a sampler whose buffer went away.
+        let table: [(u64, c_long, usize); 8] = [
+            (64, 64, 64),
+            (40, 40, 40),
+            (8, 8, 8),
+            (0, 0, 0),
+            // An error, after it has appended some.
+            (24, -14, 0),
+            // It says that it appended more than there was room for.
+            (16, 1000, 0),
+            (16, c_long::MIN, 0),
+            (u64::MAX, 64, 0),
+        ];
+        for start in [0, PAGE_SIZE - 32, 2 * PAGE_SIZE - 8] {
+            for (appends, says, kept) in table {
+                let mut ring = TestPages::new(&[1, 0], |_| 0xa5)?;
+                let data_pages = ring.addresses()?;
+                let mut aux_page = [data_pages[0]];
+                let mut buffer = Buffer::new(&data_pages, aux_page.as_mut_ptr(), 1)?;
+                let mut handle = buffer.handle(start)?;
+                let mut pmu = KBox::init(pin_init::init_zeroed::<bindings::pmu>(), GFP_KERNEL)?;
+                pmu.snapshot_aux = Some(snapshot_as_told);
+                let (mut sampled, mut sampler) = (new_event()?, new_event()?);
+                sampled.aux_event = &raw mut *sampler;
+                sampler.pmu = &raw mut *pmu;
+                if appends != u64::MAX {
+                    sampler.rb = buffer.rb();
+                }
+                sampler.state = bindings::perf_event_state_PERF_EVENT_STATE_ACTIVE;
+                sampler.attr.config = appends;
+                sampler.attr.branch_sample_type = says as u64;
+                let mut data = KBox::init(
+                    pin_init::init_zeroed::<bindings::perf_sample_data>(),
+                    GFP_KERNEL,
+                )?;
+                data.sample_flags =
+                    u64::from(bindings::perf_event_sample_format_PERF_SAMPLE_AUX);
+                data.aux_size = SIZE as u64;
+                {
+                    let irqs = IrqsSaved::save();
+                    sampler.oncpu = CpuId::current().as_u32() as c_int;
+                    // SAFETY: The buffer belongs to nobody else.
+                    unsafe {
+                        (*buffer.rb()).aux_nest = 1;
+                        (*buffer.rb()).aux_overwrite = 1;
+                    }
+                    // SAFETY: All is as when a sample is output, with interrupts off.
+                    unsafe {
+                        perf_aux_rust_output(&raw mut *sampled, &raw mut handle, &raw mut *data)
+                    };
+                    drop(irqs);
+                }
+                // SAFETY: As above.
+                same(unsafe { (*buffer.rb()).aux_in_sampling }, 0)?;
+                for nth in 0..2 * PAGE_SIZE {
+                    let want = match nth {
+                        nth if nth < kept => 0x5a,
+                        nth if nth < SIZE => 0,
+                        _ => 0xa5,
+                    };
+                    same(*ring.at((start + nth) % (2 * PAGE_SIZE))?, want)?;
+                }
+                let end = (start + SIZE) % (2 * PAGE_SIZE);
+                same(handle.page as usize, end / PAGE_SIZE)?;
+                same(handle.size, PAGE_SIZE - end % PAGE_SIZE)?;
+            }
+        }
+        Ok(())
+    }
 
     #[test]
     fn settle() {
@@ -210,6 +343,118 @@ mod cases {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// When a sample can be taken of a sampler's area, and how large that area is.
+    #[test]
+    fn sampler_ready() -> Result {
+        let (mut event, mut sampled) = (new_event()?, new_event()?);
+        let mut buffer = Buffer::new(&[], core::ptr::null_mut(), 4)?;
+        let rb = buffer.rb();
+        let irqs = IrqsSaved::save();
+        let here = CpuId::current().as_u32() as c_int;
+        let active = bindings::perf_event_state_PERF_EVENT_STATE_ACTIVE;
+        let inactive = bindings::perf_event_state_PERF_EVENT_STATE_INACTIVE;
+        // State, CPU, has it a buffer, is a transaction open, is the area a ring of what came last,
+        // is a snapshot under way; what can be sampled.
+        let table = [
+            (active, here, true, 1, 1, 0, 4 * PAGE_SIZE as u64),
+            (inactive, here, true, 1, 1, 0, 0),
+            (active, here + 1, true, 1, 1, 0, 0),
+            (active, -1, true, 1, 1, 0, 0),
+            (active, here, false, 1, 1, 0, 0),
+            (active, here, true, 0, 1, 0, 0),
+            (active, here, true, 1, 0, 0, 0),
+            (active, here, true, 1, 1, 1, 0),
+        ];
+        for (state, cpu, has_buffer, nest, overwrite, in_sampling, area) in table {
+            // SAFETY: The buffer is there, and nobody else's.
+            unsafe {
+                (*rb).aux_nest = nest;
+                (*rb).aux_overwrite = overwrite;
+                (*rb).aux_in_sampling = in_sampling;
+            }
+            event.state = state;
+            event.oncpu = cpu;
+            event.rb = if has_buffer {
+                rb
+            } else {
+                core::ptr::null_mut()
+            };
+            sampled.aux_event = &raw mut *event;
+            // SAFETY: The event and what it refers to exist for longer than the sampler.
+            let sampler = unsafe { Sampler::of(&raw const *sampled) }.ok_or(EINVAL)?;
+            assert_eq!(sampler.area(), area);
+        }
+        drop(irqs);
+        Ok(())
+    }
+
+    /// An area of 8 GiB, whose pages are three over and over, copied from across each boundary of
+    /// 32 bits.
+    #[test]
+    fn copy_from_huge_area() -> Result {
+        let count = 1 << 21;
+        let size = (count * PAGE_SIZE) as u64;
+        let mut pages = TestPages::new(&[0, 2, 1], |at| (at / 5 % 251) as u8)?;
+        let three = pages.addresses()?;
+        let mut aux_pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for page in 0..count {
+            aux_pages.push(*three.get(page % 3).ok_or(EINVAL)?, GFP_KERNEL)?;
+        }
+        let wraps = [1 << 31, 1 << 32, 3 << 31, size, 5 * size, u64::MAX - 4095];
+        for (from, len) in wraps.iter().flat_map(|at| [(at - 24, 48), (at - 4100, 9000)]) {
+            let mut ring = TestPages::new(&[1, 0, 3, 2], |_| 0xa5)?;
+            let data_pages = ring.addresses()?;
+            let mut buffer = Buffer::new(&data_pages, aux_pages.as_mut_ptr(), count)?;
+            let mut handle = buffer.handle(0)?;
+            // SAFETY: The buffer has an AUX area and data pages that nobody else uses.
+            let (area, mut out) =
+                unsafe { (Area::new(buffer.rb()).ok_or(EFAULT)?, Output::new(&mut handle)) };
+            same(area.distance(from, from.wrapping_add(len)), len)?;
+            same(area.distance(from, from), size)?;
+            out.copy(&area, from, len);
+            for at in 0..len {
+                let place = (from.wrapping_add(at) % size) as usize;
+                let want = *pages.at(place / PAGE_SIZE % 3 * PAGE_SIZE + place % PAGE_SIZE)?;
+                same(*ring.at(at as usize)?, want)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `aux_cost` of the selftests compares with.
+    #[cfg(CONFIG_X86_64)]
+    #[test]
+    fn cost_of_memcpy() -> Result {
+        const LARGEST: usize = 61440;
+        // SAFETY: There is a time-stamp counter on all x86-64 processors.
+        let now = || unsafe { bindings::rdtsc() };
+        let mut source = KVVec::<u8>::with_capacity(LARGEST, GFP_KERNEL)?;
+        source.resize(LARGEST, 1, GFP_KERNEL)?;
+        let mut target = KVVec::<u8>::with_capacity(LARGEST, GFP_KERNEL)?;
+        target.resize(LARGEST, 0, GFP_KERNEL)?;
+        let timed = |len: usize, work: &dyn Fn(*mut u8, *const u8, usize)| {
+            let (target, source) = (target.as_ptr().cast_mut(), source.as_ptr());
+            (0..64)
+                .map(|_| {
+                    let start = now();
+                    work(target, source, len);
+                    now().wrapping_sub(start)
+                })
+                .min()
+        };
+        for len in [8, 64, 1024, 4096, 16384, LARGEST] {
+            let nothing = timed(len, &|_, _, _| ()).ok_or(EINVAL)?;
+            let all = timed(len, &|target, source, len| {
+                // SAFETY: Both buffers have at least `LARGEST` bytes, and nobody else uses them.
+                unsafe { core::ptr::copy_nonoverlapping(source, target, len) }
+            })
+            .ok_or(EINVAL)?;
+            assert!(all > nothing);
+            pr_info!("memcpy of {} bytes: {} cycles\n", len, all.wrapping_sub(nothing));
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::error::{
     Error,
     Result, //
 };
+use crate::ring::page_size;
 use std::hint::black_box;
 use std::os::fd::{
     AsRawFd,
@@ -223,4 +224,82 @@ pub fn thread_time() -> Duration {
     // SAFETY: `time` is live.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The time stamp counter, or where there is none the time in nanoseconds.
+#[inline]
+pub fn timestamp() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction exists on every x86-64 CPU.
+    unsafe {
+        std::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: `time` is live.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    }
+}
+
+/// One page of a file in memory that faults each time in the same way.
+pub struct FaultingPage(*mut u8);
+
+impl FaultingPage {
+    /// Maps it.
+    pub fn new() -> Result<Self> {
+        // SAFETY: the name is a C string; the new mapping touches no existing memory.
+        let base = unsafe {
+            let fd = libc::memfd_create(c"faulting_page".as_ptr(), libc::MFD_CLOEXEC);
+            if fd < 0 || libc::ftruncate(fd, page_size() as libc::off_t) < 0 {
+                return Err(Error::last_os("memfd of one page"));
+            }
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                page_size(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            );
+            libc::close(fd);
+            base
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os("mmap of a memfd"));
+        }
+        Ok(FaultingPage(base.cast()))
+    }
+
+    fn forget(&self) {
+        // SAFETY: our own shared mapping; its contents stay in the file.
+        unsafe { libc::madvise(self.0.cast(), page_size(), libc::MADV_DONTNEED) };
+    }
+
+    /// Makes a fault.
+    pub fn fault(&self) {
+        self.forget();
+        // SAFETY: inside the mapping.
+        unsafe { self.0.read_volatile() };
+    }
+
+    /// Makes a fault, and returns how long it took in units of [`timestamp`].
+    pub fn touch(&self) -> u64 {
+        self.forget();
+        let start = timestamp();
+        // SAFETY: inside the mapping.
+        unsafe { self.0.read_volatile() };
+        timestamp().wrapping_sub(start)
+    }
+}
+
+impl Drop for FaultingPage {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nobody else has its address.
+        unsafe { libc::munmap(self.0.cast(), page_size()) };
+    }
 }

@@ -103,13 +103,23 @@ pub struct Ring {
 impl Ring {
     /// Maps the user page and `pages` pages of records, a power of two.
     pub fn map(event: &Event, pages: usize) -> Result<Self> {
+        Self::map_as(event, pages, true)
+    }
+
+    /// The same, read-only: nothing is ever read in the kernel's eyes, and new records overwrite
+    /// old ones.
+    pub fn map_read_only(event: &Event, pages: usize) -> Result<Self> {
+        Self::map_as(event, pages, false)
+    }
+
+    fn map_as(event: &Event, pages: usize, write: bool) -> Result<Self> {
         if !pages.is_power_of_two() {
             return Err(Error::new(format!(
                 "data ring of {pages} pages: not a power of two"
             )));
         }
         let data_bytes = pages * page_size();
-        let mapping = Mapping::new(event, 0, page_size() + data_bytes, true)?;
+        let mapping = Mapping::new(event, 0, page_size() + data_bytes, write)?;
         Ok(Ring {
             mapping,
             format: event.format(),
@@ -160,6 +170,11 @@ impl Ring {
     /// Bytes of records that the ring holds at most.
     pub fn data_bytes(&self) -> usize {
         self.data_bytes
+    }
+
+    /// The ring as it lies in memory.
+    pub fn all(&self) -> Vec<u8> {
+        self.data().bytes(0, self.data_bytes)
     }
 
     /// Takes the next record out of the ring, `None` if there is none yet.

@@ -4,6 +4,7 @@
 
 mod area;
 mod attr;
+mod differential;
 mod document;
 mod faults;
 mod link;
@@ -22,6 +23,7 @@ pub const SUITES: &[&[Test]] = &[
     document::TESTS,
     link::TESTS,
     sample::TESTS,
+    differential::TESTS,
     stack::TESTS,
     area::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.

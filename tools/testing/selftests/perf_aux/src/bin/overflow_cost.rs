@@ -4,89 +4,32 @@
 //!
 //! The event is a page fault with period 1. One fault is timed by the time stamp counter many times
 //! and the least is taken: with no event, with an event that has no buffer, and with one that has.
-//! The differences to the first are the cost of an overflow. In QEMU with `-icount
+//! The differences to the first are the cost of an overflow, a JSON object a line. In QEMU with `-icount
 //! shift=0,sleep=off` and one CPU the counter counts instructions.
 
 use perf_aux::abi;
-use perf_aux::ring::{
-    page_size,
-    Ring, //
-};
+use perf_aux::load::FaultingPage;
+use perf_aux::ring::Ring;
 use perf_aux::{
     Attr,
-    Error,
     Event,
     Result, //
 };
+use serde_json::json;
 use std::process::ExitCode;
 
 const ROUNDS: usize = 2000;
 
-#[cfg(target_arch = "x86_64")]
-fn now() -> u64 {
-    // SAFETY: the instruction exists on every x86-64 CPU.
-    unsafe { std::arch::x86_64::_rdtsc() }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn now() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is live.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// One page of a file in memory: it faults when touched after `forget()`, always in the same way.
-struct Page(*mut u8);
-
-impl Page {
-    fn new() -> Result<Self> {
-        // SAFETY: the name is a C string; the new mapping touches no existing memory.
-        let base = unsafe {
-            let fd = libc::memfd_create(c"overflow_cost".as_ptr(), libc::MFD_CLOEXEC);
-            if fd < 0 || libc::ftruncate(fd, page_size() as libc::off_t) < 0 {
-                return Err(Error::last_os("memfd of one page"));
-            }
-            let base = libc::mmap(
-                std::ptr::null_mut(),
-                page_size(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd,
-                0,
-            );
-            libc::close(fd);
-            base
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Error::last_os("mmap of a memfd"));
-        }
-        Ok(Page(base.cast()))
-    }
-
-    fn forget(&self) {
-        // SAFETY: our own shared mapping; its contents stay in the file.
-        unsafe { libc::madvise(self.0.cast(), page_size(), libc::MADV_DONTNEED) };
-    }
-
-    /// The least time that touching the page took.
-    fn least(&self, mut after: impl FnMut()) -> u64 {
-        (0..ROUNDS)
-            .map(|_| {
-                self.forget();
-                let start = now();
-                // SAFETY: inside the mapping.
-                unsafe { self.0.read_volatile() };
-                let time = now() - start;
-                after();
-                time
-            })
-            .min()
-            .unwrap_or(0)
-    }
+/// The least time that touching the page took.
+fn least(page: &FaultingPage, mut after: impl FnMut()) -> u64 {
+    (0..ROUNDS)
+        .map(|_| {
+            let time = page.touch();
+            after();
+            time
+        })
+        .min()
+        .unwrap_or(0)
 }
 
 fn open(attr: Attr) -> Result<Event> {
@@ -97,7 +40,7 @@ fn open(attr: Attr) -> Result<Event> {
 }
 
 fn run() -> Result<()> {
-    let page = Page::new()?;
+    let page = FaultingPage::new()?;
     let plain = abi::PERF_SAMPLE_IP | abi::PERF_SAMPLE_TID | abi::PERF_SAMPLE_TIME;
     let chain = plain | abi::PERF_SAMPLE_CALLCHAIN;
     let stack = plain | abi::PERF_SAMPLE_REGS_USER | abi::PERF_SAMPLE_STACK_USER;
@@ -114,26 +57,28 @@ fn run() -> Result<()> {
                 .sample_stack_user(8192),
         ),
     ];
-    println!(
-        "{:<36} {:>10} {:>10}",
-        "cost of an overflow", "no buffer", "buffer"
-    );
     for (name, attr) in kinds {
-        let none = page.least(|| {});
+        let none = least(&page, || {});
         let bare = {
             let _event = open(attr.clone())?;
-            page.least(|| {})
+            least(&page, || {})
         };
         let buffered = {
             let event = open(attr)?;
             let ring = Ring::map(&event, 64)?;
-            page.least(|| ring.set_tail(ring.head()))
+            least(&page, || ring.set_tail(ring.head()))
         };
-        println!(
-            "{name:<36} {:>10} {:>10}",
-            bare.saturating_sub(none),
-            buffered.saturating_sub(none)
-        );
+        for (variant, time) in [("no buffer", bare), ("buffer", buffered)] {
+            println!(
+                "{}",
+                json!({
+                    "what": "overflow",
+                    "sample": name,
+                    "variant": variant,
+                    "instructions": time.saturating_sub(none),
+                })
+            );
+        }
     }
     Ok(())
 }

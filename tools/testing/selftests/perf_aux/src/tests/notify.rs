@@ -63,6 +63,7 @@ pub const TESTS: &[Test] = &[
     Test::new("notify.poll.mmap.no_wakeup_asked", poll_without_wakeup),
     Test::new("notify.poll.mmap.watermark", poll_by_watermark),
     Test::new("notify.poll.mmap.exited_task", poll_of_an_exited_task),
+    Test::new("notify.poll.unprivileged", poll_unprivileged),
     Test::new("notify.poll.set_output", poll_of_a_redirected_event),
     Test::new("notify.refresh.signal.nommap", |_| refresh_signals(None)),
     Test::new("notify.refresh.signal.mmap", |_| refresh_signals(Some(16))),
@@ -83,6 +84,10 @@ pub const TESTS: &[Test] = &[
     Test::new(
         "notify.nommap.inherited.parent_mapped",
         inherited_writes_to_the_parent,
+    ),
+    Test::new(
+        "notify.nommap.every_field.unprivileged",
+        every_field_unprivileged,
     ),
     Test::new("notify.nommap.no_snapshot", no_snapshot_without_a_buffer),
 ];
@@ -227,18 +232,17 @@ fn signal_of_an_inherited_event(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The table holds for a user without privileges at every level that lets it observe itself.
-fn signal_unprivileged(_: &Ctx) -> Outcome {
+/// Runs `work` as a user who may do nothing special, under each `perf_event_paranoid` level.
+fn as_nobody(work: impl Fn() -> Outcome + Copy) -> Outcome {
     if !sys::is_root() {
-        return signal_exact(None);
+        return work();
     }
     for level in [-1, 0, 1, 2] {
         let _paranoid = sys::Sysctl::set("kernel/perf_event_paranoid", level)?;
         let child = Child::new(move || {
             let run = || -> Outcome {
                 sys::become_nobody()?;
-                signal_exact(None)?;
-                signal_exact(Some(1))
+                work()
             };
             match run() {
                 Ok(()) => 0,
@@ -255,6 +259,29 @@ fn signal_unprivileged(_: &Ctx) -> Outcome {
         );
     }
     Ok(())
+}
+
+/// Signals need no privilege.
+fn signal_unprivileged(_: &Ctx) -> Outcome {
+    as_nobody(|| {
+        signal_exact(None)?;
+        signal_exact(Some(1))
+    })
+}
+
+/// Neither does polling, with a limit or without.
+fn poll_unprivileged(ctx: &Ctx) -> Outcome {
+    as_nobody(|| {
+        poll_without_a_buffer(ctx)?;
+        poll_exact(1)?;
+        refresh_polls(ctx)?;
+        refresh_polls_without_a_buffer(ctx)
+    })
+}
+
+/// Neither does any field that there is without privilege.
+fn every_field_unprivileged(ctx: &Ctx) -> Outcome {
+    as_nobody(|| every_field_without_a_buffer(ctx))
 }
 
 /// Without a buffer poll has nothing to wait for: POLLHUP at once, each time, overflows or not.
