@@ -87,8 +87,25 @@ impl Attr {
     /// is about to run.
     pub fn exec_breakpoint(address: u64, period: u64) -> Self {
         const HW_BREAKPOINT_X: u32 = 4;
+        Self::breakpoint(HW_BREAKPOINT_X, address, period)
+    }
+
+    /// A data breakpoint, overflowing each `period` times that the word at `address` was written,
+    /// or with `reads`, read or written.
+    pub fn data_breakpoint(address: u64, reads: bool, period: u64) -> Self {
+        const HW_BREAKPOINT_W: u32 = 2;
+        const HW_BREAKPOINT_RW: u32 = 3;
+        let kind = if reads {
+            HW_BREAKPOINT_RW
+        } else {
+            HW_BREAKPOINT_W
+        };
+        Self::breakpoint(kind, address, period)
+    }
+
+    fn breakpoint(kind: u32, address: u64, period: u64) -> Self {
         let mut event = Self::new(abi::PERF_TYPE_BREAKPOINT, 0).sample_period(period);
-        event.attr.bp_type = HW_BREAKPOINT_X;
+        event.attr.bp_type = kind;
         event.attr.bp_addr = address;
         event.attr.bp_len = mem::size_of::<libc::c_long>() as u64;
         event

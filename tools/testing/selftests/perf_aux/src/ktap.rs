@@ -112,6 +112,7 @@ impl Test {
 pub struct Ctx {
     pmu: Option<String>,
     seed: u64,
+    long: u32,
 }
 
 impl Ctx {
@@ -123,6 +124,16 @@ impl Ctx {
     /// Random numbers of the seed.
     pub fn random(&self) -> Random {
         Random(self.seed)
+    }
+
+    /// `rounds` of what a test repeats, or with `--long` so many times as many.
+    pub fn rounds(&self, rounds: usize) -> usize {
+        rounds * self.long as usize
+    }
+
+    /// `time` that a test goes on for, or with `--long` so many times as long.
+    pub fn time(&self, time: Duration) -> Duration {
+        time * self.long
     }
 
     /// A diagnostic line.
@@ -155,6 +166,11 @@ impl Ctx {
 pub struct Random(u64);
 
 impl Random {
+    /// The generator of this seed.
+    pub fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
     /// Any number.
     pub fn any(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -197,6 +213,7 @@ struct Options {
     seed: u64,
     repeat: usize,
     slow: u32,
+    long: u32,
 }
 
 const HELP: &str = "\
@@ -206,6 +223,7 @@ const HELP: &str = "\
   --seed N        seed of every random choice (default: by the clock, and printed)
   --repeat N      run each test N times
   --slow N        multiply every time limit by N
+  --long N        go on N times as long in tests that repeat something at random
 ";
 
 impl Options {
@@ -222,6 +240,7 @@ impl Options {
                 .map_or(1, |now| now.as_nanos() as u64 & 0xffff_ffff),
             repeat: 1,
             slow: 1,
+            long: 1,
         };
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
@@ -246,6 +265,7 @@ impl Options {
                 "--seed" => options.seed = number(value()?)?,
                 "--repeat" => options.repeat = number(value()?)?,
                 "--slow" => options.slow = number(value()?)?,
+                "--long" => options.long = number(value()?)?,
                 "--help" | "-h" => return Err(format!("usage: {name} [options]\n{HELP}")),
                 _ => {
                     return Err(format!(
@@ -315,9 +335,10 @@ pub fn main(name: &str, suites: &[&[Test]]) -> ExitCode {
         let ctx = Ctx {
             pmu: options.pmu.clone(),
             seed: options.seed.wrapping_add(i as u64),
+            long: options.long,
         };
         let started = Instant::now();
-        let outcome = isolated(test, &ctx, test.limit * options.slow)
+        let outcome = isolated(test, &ctx, test.limit * options.slow * options.long)
             .unwrap_or_else(|error| Err(Stop::Fail(error.to_string())));
         let time = started.elapsed().as_secs_f64();
         match outcome {
@@ -502,7 +523,11 @@ mod tests {
     }
 
     fn run(run: fn(&Ctx) -> Outcome, limit: u64) -> Outcome {
-        let ctx = Ctx { pmu: None, seed: 1 };
+        let ctx = Ctx {
+            pmu: None,
+            seed: 1,
+            long: 1,
+        };
         isolated(&Test::new("t", run), &ctx, Duration::from_secs(limit)).unwrap()
     }
 

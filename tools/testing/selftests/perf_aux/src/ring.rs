@@ -167,6 +167,21 @@ impl Ring {
             .store(tail, Ordering::Release);
     }
 
+    /// Words of the user page that anybody may write to.
+    pub const CONTROL_WORDS: usize = 4096 / 8;
+
+    /// Writes any word of the user page, whatever it is for.
+    pub fn scribble(&self, word: usize, value: u64) {
+        self.field(word % Self::CONTROL_WORDS * 8)
+            .store(value, Ordering::Relaxed);
+    }
+
+    /// Where a byte of the data pages is in this process, to be looked up and not to be read.
+    pub fn data_address(&self, offset: usize) -> *const u8 {
+        let byte = offset % self.data_bytes;
+        (self.mapping.base.as_ptr() as *const u8).wrapping_add(page_size() + byte)
+    }
+
     /// Bytes of records that the ring holds at most.
     pub fn data_bytes(&self) -> usize {
         self.data_bytes
@@ -254,6 +269,16 @@ impl Aux {
     /// Size in bytes.
     pub fn size(&self) -> usize {
         self.mapping.length
+    }
+
+    /// The mapping, to be kept as it is.
+    pub fn into_mapping(self) -> Mapping {
+        self.mapping
+    }
+
+    /// Where a byte of the area is in this process, to be looked up and not to be read.
+    pub fn address(&self, offset: usize) -> *const u8 {
+        (self.mapping.base.as_ptr() as *const u8).wrapping_add(offset % self.size())
     }
 
     /// `length` bytes from `position` on, across the area's end.

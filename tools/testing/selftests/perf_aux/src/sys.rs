@@ -209,6 +209,119 @@ impl Drop for Sysctl {
     }
 }
 
+/// Which of the two variants of AUX sampling a kernel uses that has both, given back its old choice
+/// on drop.
+pub struct Variant {
+    name: &'static str,
+    old: Option<String>,
+}
+
+impl Variant {
+    const PARAMETER: &'static str = "/sys/module/perf/parameters/aux_rust";
+
+    /// The names of the variants that can be chosen; one name for the kernel's only one.
+    pub fn names() -> &'static [&'static str] {
+        match fs::OpenOptions::new().write(true).open(Self::PARAMETER) {
+            Ok(_) => &["Rust", "C"],
+            Err(_) => &["the kernel's"],
+        }
+    }
+
+    /// Chooses one of [`names`](Self::names).
+    pub fn choose(name: &'static str) -> Result<Self> {
+        let value = match name {
+            "Rust" => "Y",
+            "C" => "N",
+            _ => return Ok(Variant { name, old: None }),
+        };
+        let path = Path::new(Self::PARAMETER);
+        let old = Some(read(path)?);
+        fs::write(path, value)
+            .map_err(|e| Error::from_io(format!("writing to {}", path.display()), &e))?;
+        Ok(Variant { name, old })
+    }
+
+    /// Whether this is known to be the C variant.
+    pub fn is_c(&self) -> bool {
+        self.name == "C"
+    }
+}
+
+impl Drop for Variant {
+    fn drop(&mut self) {
+        if let Some(old) = &self.old {
+            let _ = fs::write(Self::PARAMETER, old);
+        }
+    }
+}
+
+/// The address of a function or variable of the kernel; `None` if there is none of this name, or if
+/// addresses are hidden from this process.
+pub fn kernel_symbol(name: &str) -> Result<Option<u64>> {
+    let symbols = read(Path::new("/proc/kallsyms"))?;
+    Ok(symbols.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let address = u64::from_str_radix(fields.next()?, 16).ok()?;
+        (fields.nth(1)? == name && address != 0).then_some(address)
+    }))
+}
+
+/// Where the kernel has the memory that is at `address` in this process: its address in the direct
+/// map. `None` if the kernel doesn't tell, or nothing is there.
+pub fn kernel_alias(address: *const u8) -> Result<Option<u64>> {
+    const PRESENT: u64 = 1 << 63;
+    const FRAME: u64 = (1 << 55) - 1;
+    const PT_LOAD: u32 = 1;
+    let page = crate::ring::page_size() as u64;
+    let at = address as u64;
+
+    let word = |file: &str, offset: u64, bytes: &mut [u8]| -> Result<bool> {
+        use std::os::unix::fs::FileExt;
+        let Ok(open) = fs::File::open(file) else {
+            return Ok(false);
+        };
+        open.read_exact_at(bytes, offset)
+            .map(|()| true)
+            .map_err(|e| Error::from_io(format!("reading {file}"), &e))
+    };
+    let mut entry = [0; 8];
+    if !word("/proc/self/pagemap", at / page * 8, &mut entry)? {
+        return Ok(None);
+    }
+    let entry = u64::from_ne_bytes(entry);
+    if entry & PRESENT == 0 || entry & FRAME == 0 {
+        return Ok(None);
+    }
+    let physical = (entry & FRAME) * page + at % page;
+
+    // The program headers of this ELF file are the mappings of the kernel.
+    let mut header = [0; 64];
+    if !word("/proc/kcore", 0, &mut header)? {
+        return Ok(None);
+    }
+    let u16_at = |at: usize| u64::from(u16::from_ne_bytes([header[at], header[at + 1]]));
+    let mut first = [0; 8];
+    first.copy_from_slice(&header[32..40]);
+    let (first, size, count) = (u64::from_ne_bytes(first), u16_at(54), u16_at(56));
+    for n in 0..count {
+        let mut header = [0; 56];
+        if !word("/proc/kcore", first + n * size, &mut header)? {
+            return Ok(None);
+        }
+        let field = |n: usize| {
+            let mut field = [0; 8];
+            field.copy_from_slice(&header[8 * n..8 * n + 8]);
+            u64::from_ne_bytes(field)
+        };
+        // Its type, offset, virtual and physical address, and size, one word each.
+        let (kind, start, base, length) = (field(0) as u32, field(2), field(3), field(5));
+        if kind == PT_LOAD && physical.wrapping_sub(base) < length {
+            return Ok(Some(start + (physical - base)));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether this process is root.
 pub fn is_root() -> bool {
     // SAFETY: no preconditions.

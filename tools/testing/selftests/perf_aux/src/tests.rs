@@ -9,6 +9,7 @@ mod document;
 mod faults;
 mod link;
 mod module;
+mod nested;
 mod notify;
 mod sample;
 mod source;
@@ -25,6 +26,7 @@ pub const SUITES: &[&[Test]] = &[
     sample::TESTS,
     differential::TESTS,
     stack::TESTS,
+    nested::TESTS,
     area::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,

@@ -61,11 +61,11 @@ pub const TESTS: &[Test] = &[
 ];
 
 const SOON: Duration = Duration::from_secs(20);
-const PLAIN: u32 =
+pub const PLAIN: u32 =
     abi::PERF_SAMPLE_IP | abi::PERF_SAMPLE_TID | abi::PERF_SAMPLE_TIME | abi::PERF_SAMPLE_AUX;
 
 /// A sampler that takes its samples when the test makes a page fault.
-fn by_fault(aux_sample_size: u32) -> Attr {
+pub fn by_fault(aux_sample_size: u32) -> Attr {
     faults(1)
         .with(|attr| attr.set_disabled(0))
         .sample_type(PLAIN.into())
@@ -113,7 +113,7 @@ fn expected_size(sample: &Sample, asked: u32, area: usize) -> usize {
     rounded.min(area)
 }
 
-fn check_sizes(samples: &[Sample], asked: u32, area: usize) -> Outcome {
+pub fn check_sizes(samples: &[Sample], asked: u32, area: usize) -> Outcome {
     for sample in samples {
         let aux = sample.aux.as_ref().map_or(0, Vec::len);
         check_eq!(
