@@ -7,10 +7,15 @@ mod attr;
 mod differential;
 mod document;
 mod faults;
+mod fuzz;
+mod hostile;
+mod inject;
 mod link;
 mod module;
 mod nested;
 mod notify;
+mod privilege;
+mod race;
 mod sample;
 mod source;
 mod stack;
@@ -28,6 +33,11 @@ pub const SUITES: &[&[Test]] = &[
     stack::TESTS,
     nested::TESTS,
     area::TESTS,
+    hostile::TESTS,
+    privilege::TESTS,
+    inject::TESTS,
+    race::TESTS,
+    fuzz::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,
 ];

@@ -2,6 +2,7 @@
 
 //! The AUX area itself: its records and flags, its limits, and its coming and going.
 
+use super::inject::Injector;
 use super::source::Source;
 use perf_aux::abi;
 use perf_aux::load::{
@@ -387,50 +388,33 @@ fn pinned() -> Result<u64> {
 
 /// Each allocation of the set-up fails once: all is given back, and the next try works.
 fn failed_allocation(ctx: &Ctx) -> Outcome {
-    const FAIL_NTH: &str = "/proc/thread-self/fail-nth";
     let source = Source::new(ctx)?;
-    if !fs::exists(FAIL_NTH).unwrap_or(false) {
-        skip!("no {FAIL_NTH}: the kernel has no CONFIG_FAULT_INJECTION");
-    }
-    for knob in ["failslab", "fail_page_alloc"] {
-        let path = format!("/sys/kernel/debug/{knob}/ignore-gfp-wait");
-        if fs::write(&path, "N").is_err() {
-            ctx.diag(format_args!(
-                "{path} can't be written, so failures of {knob} may not happen"
-            ));
-        }
-    }
+    let injector = Injector::new()?;
     let event = source.pmu.event(source.config).open()?;
     let ring = Ring::map(&event, 8)?;
     let before = pinned()?;
-    let mut failures = 0;
-    for nth in 1..=60 {
-        fs::write(FAIL_NTH, nth.to_string())
-            .map_err(|e| perf_aux::Error::from_io(format!("writing {FAIL_NTH}"), &e))?;
-        let result = ring.map_aux(&event, 16, AuxMode::Snapshot);
-        let _ = fs::write(FAIL_NTH, "0");
-        if let Err(error) = result {
-            failures += 1;
-            check!(
-                matches!(error.errno(), Some(libc::ENOMEM | libc::EINVAL)),
-                "allocation {nth} failed: {error}"
+    let (all, failed) = injector.each(
+        &[libc::ENOMEM],
+        || ring.map_aux(&event, 16, AuxMode::Snapshot),
+        |nth| {
+            check_eq!(
+                pinned()?,
+                before,
+                "pinned memory after allocation {nth} failed"
             );
-        }
-        check_eq!(
-            pinned()?,
-            before,
-            "pinned memory after allocation {nth} failed"
-        );
-        let aux = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
-        event.enable()?;
-        load::spin(500);
-        event.disable()?;
-        check!(
-            aux.all().iter().any(|byte| *byte != 0),
-            "nothing was traced after allocation {nth} failed"
-        );
-    }
-    check!(failures > 0, "no allocation of the set-up failed");
+            let aux = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
+            event.enable()?;
+            load::spin(500);
+            event.disable()?;
+            check!(
+                aux.all().iter().any(|byte| *byte != 0),
+                "nothing was traced after allocation {nth} failed"
+            );
+            Ok(())
+        },
+    )?;
+    ctx.diag(format_args!("{failed} of {all} allocations are needed"));
+    check!(failed > 0, "no allocation of the set-up failed");
     Ok(())
 }
 
@@ -482,7 +466,7 @@ fn unmap_while_written(ctx: &Ctx) -> Outcome {
                 .open()?,
         );
     }
-    for round in 0..500 {
+    for round in 0..ctx.rounds(500) {
         let mut areas = Vec::new();
         for event in &events {
             let ring = Ring::map(event, 1)?;
