@@ -222,7 +222,7 @@ const HELP: &str = "\
   --pmu NAME      the AUX PMU to test (default: soft_pt, else intel_pt)
   --seed N        seed of every random choice (default: by the clock, and printed)
   --repeat N      run each test N times
-  --slow N        multiply every time limit by N
+  --slow N        multiply every time limit by N (default: 6 on a kernel with lockdep, else 1)
   --long N        go on N times as long in tests that repeat something at random
 ";
 
@@ -239,7 +239,7 @@ impl Options {
                 .duration_since(std::time::UNIX_EPOCH)
                 .map_or(1, |now| now.as_nanos() as u64 & 0xffff_ffff),
             repeat: 1,
-            slow: 1,
+            slow: crate::sys::slowness(),
             long: 1,
         };
         let mut arguments = arguments;

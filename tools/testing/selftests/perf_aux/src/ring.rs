@@ -271,11 +271,6 @@ impl Aux {
         self.mapping.length
     }
 
-    /// The mapping, to be kept as it is.
-    pub fn into_mapping(self) -> Mapping {
-        self.mapping
-    }
-
     /// Where a byte of the area is in this process, to be looked up and not to be read.
     pub fn address(&self, offset: usize) -> *const u8 {
         (self.mapping.base.as_ptr() as *const u8).wrapping_add(offset % self.size())

@@ -322,6 +322,15 @@ pub fn kernel_alias(address: *const u8) -> Result<Option<u64>> {
     Ok(None)
 }
 
+/// How many times as long things take on this kernel as on one that is made to be fast: lockdep,
+/// which shows in procfs, and what comes with it in a kernel for debugging.
+pub fn slowness() -> u32 {
+    match fs::exists("/proc/lockdep") {
+        Ok(true) => 6,
+        _ => 1,
+    }
+}
+
 /// Whether this process is root.
 pub fn is_root() -> bool {
     // SAFETY: no preconditions.

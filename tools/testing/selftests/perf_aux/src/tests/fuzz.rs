@@ -19,6 +19,7 @@ use perf_aux::load::{
 use perf_aux::notify;
 use perf_aux::ring::{
     page_size,
+    Aux,
     AuxMode,
     Mapping,
     Ring, //
@@ -44,7 +45,7 @@ use std::time::{
 pub const TESTS: &[Test] = &[Test::new("fuzz.calls", calls).limit(120)];
 
 /// Calls of one sequence.
-const CALLS: u64 = 60;
+const CALLS: u64 = 40;
 
 fn calls(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
@@ -96,9 +97,9 @@ struct Sequence {
     formats: Vec<u64>,
     events: Vec<Event>,
     rings: Vec<(usize, Ring)>,
+    areas: Vec<Aux>,
     mappings: Vec<Mapping>,
     children: Vec<Child>,
-    scribbled: bool,
     reached: u8,
 }
 
@@ -110,9 +111,9 @@ impl Sequence {
             formats: formats.to_vec(),
             events: Vec::new(),
             rings: Vec::new(),
+            areas: Vec::new(),
             mappings: Vec::new(),
             children: Vec::new(),
-            scribbled: false,
             reached: 0,
         }
     }
@@ -145,10 +146,10 @@ impl Sequence {
         self.reached
     }
 
-    /// Notes whether there is a trace, as long as the positions are the kernel's own.
+    /// Notes whether there is a trace.
     fn note(&mut self) {
-        let traced = self.rings.iter().any(|(_, ring)| ring.aux_head() != 0);
-        self.reached |= u8::from(traced && !self.scribbled) << 1;
+        let traced = |aux: &Aux| aux.bytes(0, 64).iter().any(|byte| *byte != 0);
+        self.reached |= u8::from(self.areas.iter().any(traced)) << 1;
     }
 
     fn event(&mut self) -> Option<&Event> {
@@ -208,7 +209,7 @@ impl Sequence {
         }
         // The bits one by one: disabled, inherit, pinned, exclusive, and so on.
         for bit in 0..40 {
-            if self.random.below(24) == 0 {
+            if self.random.below(if aux { 80 } else { 24 }) == 0 {
                 attr = attr.with(|attr| {
                     let set = attr._bitfield_1.get_bit(bit);
                     attr._bitfield_1.set_bit(bit, !set);
@@ -266,7 +267,7 @@ impl Sequence {
         if let Ok(event) = attr.open() {
             self.reached |= u8::from(aux);
             self.events.push(event);
-            if aux && self.random.below(2) == 0 {
+            if aux && self.random.below(4) != 0 {
                 self.set_up();
             }
         }
@@ -285,8 +286,7 @@ impl Sequence {
         };
         let aux = ring.map_aux(event, 1 << self.random.below(5), mode);
         let _ = event.enable();
-        self.mappings
-            .extend(aux.into_iter().map(|aux| aux.into_mapping()));
+        self.areas.extend(aux);
         self.rings.push((n, ring));
     }
 
@@ -313,7 +313,7 @@ impl Sequence {
         match of_event {
             Some((_, ring)) if !odd => {
                 if let Ok(aux) = ring.map_aux(&self.events[n], pages as usize, mode) {
-                    self.mappings.push(aux.into_mapping());
+                    self.areas.push(aux);
                 }
             }
             _ => {
@@ -329,8 +329,12 @@ impl Sequence {
     }
 
     fn unmap(&mut self) {
-        match self.random.below(2) {
-            0 if !self.rings.is_empty() => {
+        match self.random.below(3) {
+            0 if !self.areas.is_empty() => {
+                let n = self.random.below(self.areas.len() as u64) as usize;
+                self.areas.swap_remove(n);
+            }
+            1 if !self.rings.is_empty() => {
                 let n = self.random.below(self.rings.len() as u64) as usize;
                 self.rings.swap_remove(n);
             }
@@ -387,7 +391,6 @@ impl Sequence {
     }
 
     fn scribble(&mut self) {
-        self.scribbled = true;
         let (word, value) = (self.random.below(512), self.mostly(&[0, 4096, 8192]));
         let n = self.random.below(self.rings.len() as u64) as usize;
         if let Some((_, ring)) = self.rings.get(n) {

@@ -31,6 +31,11 @@ use perf_aux::{
     Test, //
 };
 use std::fs;
+use std::sync::atomic::{
+    AtomicPtr,
+    AtomicU64,
+    Ordering, //
+};
 use std::time::{
     Duration,
     Instant, //
@@ -41,6 +46,7 @@ pub const TESTS: &[Test] = &[
     Test::new("race.close_leader_first", close_leader_first).limit(120),
     Test::new("race.shared_descriptor", shared_descriptor).limit(120),
     Test::new("race.family", family).limit(180),
+    Test::new("race.signals", signals).limit(120),
     Test::new("race.migration", migration).limit(120),
     Test::new("race.debugger", debugger).limit(120),
     Test::new("race.cpu_goes_away", cpu_goes_away).limit(180),
@@ -319,6 +325,109 @@ fn grow(seed: u64, depth: u32) {
             _ => {}
         }
     }
+}
+
+/// What the handlers of the child of [`signals`] count, in memory that its parent sees.
+#[repr(C)]
+struct Counts {
+    handled: AtomicU64,
+    stray: AtomicU64,
+}
+
+static COUNTS: AtomicPtr<Counts> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    // SAFETY: set to a live mapping before the handler was.
+    let counts = unsafe { &*COUNTS.load(Ordering::Relaxed) };
+    match signal {
+        libc::SIGTRAP => counts.stray.fetch_add(1, Ordering::Relaxed),
+        _ => counts.handled.fetch_add(1, Ordering::Relaxed),
+    };
+}
+
+/// Signals from a timer and from another process hit a task that is stepped, with the tracing going
+/// on and off at random. It handles all of them, and never one that nobody sent.
+fn signals(ctx: &Ctx) -> Outcome {
+    let source = Source::new(ctx)?;
+    if !source.pattern {
+        skip!("{} has no pattern source to count steps by", source.pmu.name());
+    }
+    let mut random = ctx.random();
+    // SAFETY: a new shared mapping touches no existing memory, and is zeroed, as counts are.
+    let memory = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if memory == libc::MAP_FAILED {
+        return Err(Error::last_os("mmap of a page").into());
+    }
+    COUNTS.store(memory.cast(), Ordering::Relaxed);
+    // SAFETY: as mapped above; it stays until the process ends.
+    let counts = unsafe { &*memory.cast::<Counts>() };
+    let cpus = load::cpus()?;
+    load::pin(cpus[0])?;
+    let other = cpus.last().copied();
+    let mut child = Child::new(move || {
+        let every = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 3000,
+        };
+        let timer = libc::itimerval {
+            it_interval: every,
+            it_value: every,
+        };
+        // SAFETY: the handler only counts; the timer is live.
+        unsafe {
+            let handler = on_signal as *const () as usize;
+            for signal in [libc::SIGTRAP, libc::SIGALRM, libc::SIGUSR1] {
+                libc::signal(signal, handler);
+            }
+            libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
+        }
+        if other.is_some_and(|cpu| load::pin(cpu).is_err()) {
+            return 1;
+        }
+        loop {
+            load::spin(500);
+            // SAFETY: no preconditions.
+            unsafe { libc::getppid() };
+        }
+    })?;
+    let mut group = group_of(&source, &child, 1_000_000)?;
+    child.go()?;
+    let wanted = ctx.rounds(100_000) as u64;
+    let (mut steps, mut toggles, mut sent) = (0, 0, 0);
+    while steps < wanted {
+        group.leader.enable()?;
+        std::thread::sleep(Duration::from_micros(random.below(10_000)));
+        for _ in 0..random.below(4) {
+            child.signal(libc::SIGUSR1)?;
+            sent += 1;
+        }
+        if random.below(2) == 0 {
+            group.leader.disable()?;
+            toggles += 1;
+        }
+        for sample in group.samples()? {
+            steps = source.check(&sample)?.unwrap_or(0).max(steps);
+        }
+        let stray = counts.stray.load(Ordering::Relaxed);
+        check_eq!(stray, 0, "stray traps, after {steps} steps and {toggles} toggles");
+    }
+    let handled = counts.handled.load(Ordering::Relaxed);
+    ctx.diag(format_args!(
+        "{steps} steps, {toggles} times off, {sent} signals sent, {handled} handled"
+    ));
+    check!(handled > 10, "{handled} signals were handled");
+    // It lives, and no signal ended it.
+    child.signal(0)?;
+    Ok(())
 }
 
 /// A task that is moved from CPU to CPU while it is traced and sampled.
