@@ -60,7 +60,7 @@ mod event;
 mod output;
 mod param;
 mod pmu;
-#[cfg(CONFIG_PERF_AUX_RUST)]
+#[cfg(any(CONFIG_PERF_AUX_RUST, PERF_IN_MODULE))]
 mod ring;
 #[cfg(CONFIG_PERF_AUX_RUST)]
 mod sampling;

@@ -25,9 +25,18 @@ pub struct SampleOutput<'a> {
     _cx: PhantomData<&'a NmiLike<'a>>,
 }
 
+#[cfg(PERF_IN_MODULE)]
+mod direct;
+#[cfg(PERF_IN_MODULE)]
+use self::direct::{
+    output_copy,
+    output_copy_aux, //
+};
+
 // The two below are not generic, so that they are compiled into the kernel: what they call is not
 // exported to modules.
 
+#[cfg(not(PERF_IN_MODULE))]
 #[inline(never)]
 fn output_copy(handle: *mut bindings::perf_output_handle, bytes: &[u8]) -> usize {
     // SAFETY: The callers pass the handle of a `SampleOutput`, which is valid; `bytes` is a slice
@@ -38,6 +47,7 @@ fn output_copy(handle: *mut bindings::perf_output_handle, bytes: &[u8]) -> usize
 }
 
 /// Returns how many bytes were copied, which may be none.
+#[cfg(not(PERF_IN_MODULE))]
 #[inline(never)]
 fn output_copy_aux(
     aux: *mut bindings::perf_output_handle,
@@ -48,7 +58,7 @@ fn output_copy_aux(
     #[cfg(CONFIG_PERF_AUX_RUST)]
     if super::sampling::is_chosen() {
         // SAFETY: As below.
-        let copied = unsafe { super::sampling::copy(aux, handle, from as u64, to as u64) };
+        let copied = unsafe { super::sampling::copy::copy_aux(aux, handle, from as u64, to as u64) };
         return copied.map_or(0, |copied| copied as usize);
     }
     // SAFETY: The callers pass the handle of an open `AuxOutput` and that of a `SampleOutput`.

@@ -220,10 +220,10 @@ unsafe impl<T: Pmu> Sync for Registration<T> {}
 /// first, to say what is wrong.
 #[inline(never)]
 pub fn name_is_taken(name: &CStr) -> bool {
-    // SAFETY: `/sys/devices`, where PMUs are, exists from boot on. The reference that the lookup
-    // takes is given back.
+    // SAFETY: The platform bus and `/sys/devices`, where it and PMUs are, exist from boot on. The
+    // reference that the lookup takes is given back.
     unsafe {
-        let devices = (*bindings::devices_kset).kobj.sd;
+        let devices = (*bindings::platform_bus.kobj.kset).kobj.sd;
         let node = bindings::kernfs_find_and_get_ns(devices, name.as_char_ptr(), core::ptr::null());
         let found = !node.is_null();
         bindings::kernfs_put(node);

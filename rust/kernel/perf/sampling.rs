@@ -45,7 +45,7 @@
 //!
 //! [`Pmu::snapshot_aux`]: super::Pmu::snapshot_aux
 
-mod copy;
+pub(super) mod copy;
 mod guard;
 mod size;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -53,7 +53,7 @@ mod tests;
 
 use self::{
     copy::{
-        Area,
+        copy_aux,
         Mark,
         Output, //
     },
@@ -277,34 +277,11 @@ fn fill(mut out: Output<'_>, mark: Mark, copied: u64, size: u64) {
     out.zero(size.wrapping_sub(copied));
 }
 
-/// Appends what lies in the AUX area from `from` up to `to` to a record; the whole area if they are
-/// the same. Both are counted round the area.
-///
-/// Returns how many bytes that was, or [`None`] if there is no area.
+/// [`copy_aux`] for PMUs that are written in C; `-EFAULT` if there is no area.
 ///
 /// # Safety
 ///
-/// `aux_handle` must be an open AUX transaction of this CPU, and `handle` an open output with room
-/// for as many bytes.
-#[inline(always)]
-pub(super) unsafe fn copy(
-    aux_handle: *mut bindings::perf_output_handle,
-    handle: *mut bindings::perf_output_handle,
-    from: u64,
-    to: u64,
-) -> Option<u64> {
-    // SAFETY: By the safety requirements.
-    let (area, mut out) = unsafe { (Area::new((*aux_handle).rb)?, Output::new(handle)) };
-    let len = area.distance(from, to);
-    out.copy(&area, from, len);
-    Some(len)
-}
-
-/// [`copy`] for PMUs that are written in C; `-EFAULT` if there is no area.
-///
-/// # Safety
-///
-/// To be called by `perf_output_copy_aux()`, under the requirements of [`copy`].
+/// To be called by `perf_output_copy_aux()`, under the requirements of [`copy_aux`].
 #[export]
 unsafe extern "C" fn perf_aux_rust_copy(
     aux_handle: *mut bindings::perf_output_handle,
@@ -313,7 +290,7 @@ unsafe extern "C" fn perf_aux_rust_copy(
     to: c_ulong,
 ) -> c_long {
     // SAFETY: By the safety requirements.
-    match unsafe { copy(aux_handle, handle, from as u64, to as u64) } {
+    match unsafe { copy_aux(aux_handle, handle, from as u64, to as u64) } {
         Some(len) => len as c_long,
         None => EFAULT.to_errno() as c_long,
     }

@@ -17,6 +17,22 @@
 //!
 //! See `Documentation/admin-guide/perf/soft-pt.rst` for what it can do and what it can't.
 
+// In a kernel without `kernel::perf` this crate brings it along, and stands in for `kernel`.
+#[cfg(PERF_IN_MODULE)]
+extern crate kernel as linux;
+#[cfg(PERF_IN_MODULE)]
+extern crate self as kernel;
+#[cfg(PERF_IN_MODULE)]
+#[path = "../../../tools/stock/kernel.rs"]
+mod home;
+// Names that lead to macros have to be told before macros are expanded.
+#[cfg(PERF_IN_MODULE)]
+pub use home::{
+    impl_flags,
+    prelude,
+    *, //
+};
+
 use kernel::{
     perf::{
         name_is_taken,

@@ -247,6 +247,13 @@ impl<'a> Output<'a> {
         self.handle.__bindgen_anon_2.addr = target.wrapping_add(left).cast();
     }
 
+    /// Appends `bytes`.
+    #[cfg(PERF_IN_MODULE)]
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        // SAFETY: The bytes are there, and a slice can not be of a ring that user space reads.
+        unsafe { self.append(bytes.as_ptr(), bytes.len()) };
+    }
+
     /// Appends `len` zeros.
     #[inline(always)]
     pub(super) fn zero(&mut self, len: u64) {
@@ -278,6 +285,29 @@ impl<'a> Output<'a> {
         self.handle.size = mark.size;
         self.handle.__bindgen_anon_2.addr = mark.addr;
     }
+}
+
+/// Appends what lies in the AUX area from `from` up to `to` to a record; the whole area if they are
+/// the same. Both are counted round the area.
+///
+/// Returns how many bytes that was, or [`None`] if there is no area.
+///
+/// # Safety
+///
+/// `aux_handle` must be an open AUX transaction of this CPU, and `handle` an open output with room
+/// for as many bytes.
+#[inline(always)]
+pub(in crate::perf) unsafe fn copy_aux(
+    aux_handle: *mut bindings::perf_output_handle,
+    handle: *mut bindings::perf_output_handle,
+    from: u64,
+    to: u64,
+) -> Option<u64> {
+    // SAFETY: By the safety requirements.
+    let (area, mut out) = unsafe { (Area::new((*aux_handle).rb)?, Output::new(handle)) };
+    let len = area.distance(from, to);
+    out.copy(&area, from, len);
+    Some(len)
 }
 
 /// A place in a record, see [`Output::mark`].

@@ -131,6 +131,7 @@ impl Insn {
     }
 }
 
+#[cfg(not(PERF_IN_MODULE))]
 #[macros::kunit_tests(rust_perf_insn)]
 mod tests {
     use super::*;

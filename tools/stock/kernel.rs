@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the root of a crate has that stands in for the `kernel` crate of a kernel without
+//! `kernel::perf`: all of that crate (called `linux` here), `perf`, and the bindings that `perf`
+//! needs.
+
+pub use linux::*;
+
+// The directory, so that the parts of `perf` are looked for where they are.
+#[path = "../../rust/kernel"]
+mod dir {
+    pub mod perf;
+}
+pub use dir::perf;
+
+/// The kernel crate's bindings, and what they lack.
+#[allow(
+    clippy::all,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unsafe_op_in_unsafe_fn,
+    reason = "it is generated"
+)]
+pub mod bindings {
+    use linux::ffi;
+    use pin_init::{
+        MaybeZeroable,
+        Zeroable, //
+    };
+
+    // What is defined here takes precedence over the glob.
+    pub use linux::bindings::*;
+
+    // SAFETY: `__BindgenBitfieldUnit<Storage>` is a newtype around `Storage`.
+    unsafe impl<Storage> Zeroable for __BindgenBitfieldUnit<Storage> where Storage: Zeroable {}
+
+    include!(env!("PERF_BINDINGS"));
+}
