@@ -53,6 +53,9 @@ host_serves() {
 	make -s -C "$probe" LLVM=1 rustavailable >"$LOG/rustavailable.log" 2>&1
 }
 
+# A kernel of Debian's is met with the compilers that it was built with.
+[[ ${KERNEL:-} != stock* ]] || TOOLCHAIN=${TOOLCHAIN:-root}
+
 if [ -z "${ROOT+set}" ]; then
 	case "${TOOLCHAIN:-auto}" in
 	auto) if host_serves; then ROOT=; else ROOT=$("$TOP/tools/kernel/root"); fi ;;

@@ -12,6 +12,11 @@
 
 KERNEL=${KERNEL:-product}
 
+if [[ $KERNEL == stock* ]]; then
+	. "$TOP/tools/stock/tree.sh"
+	return
+fi
+
 patches() {
 	find "$TOP/tools/kernel/patches" -maxdepth 1 -name '*.patch' | LC_ALL=C sort
 }

@@ -2,9 +2,13 @@
 /*
  * rust/helpers/perf.c for a module, which can not name all that it names.
  */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <generated/utsversion.h>
 #include <linux/sched.h>
 #include <linux/tracepoint.h>
 #include <linux/uprobes.h>
+#include <linux/utsname.h>
 #include <trace/events/sched.h>
 #include <trace/events/signal.h>
 
@@ -81,4 +85,13 @@ unsigned long rust_helper_uprobe_get_trampoline_vaddr(void)
 	struct xol_area *area = READ_ONCE(current->mm->uprobes_state.xol_area);
 
 	return area ? area->vaddr : UPROBE_NO_TRAMPOLINE_VADDR;
+}
+
+int rust_helper_check_kernel(void)
+{
+	if (!strcmp(init_utsname()->version, UTS_VERSION))
+		return 0;
+	pr_err("built for the kernel %s\n", UTS_VERSION);
+	pr_err("but this is          %s: build it again\n", init_utsname()->version);
+	return -ENOEXEC;
 }

@@ -17,10 +17,12 @@ pub use dir::perf;
 #[allow(
     clippy::all,
     dead_code,
+    improper_ctypes,
     missing_docs,
     non_camel_case_types,
     non_snake_case,
     non_upper_case_globals,
+    unreachable_pub,
     unsafe_op_in_unsafe_fn,
     reason = "it is generated"
 )]
@@ -38,4 +40,22 @@ pub mod bindings {
     unsafe impl<Storage> Zeroable for __BindgenBitfieldUnit<Storage> where Storage: Zeroable {}
 
     include!(env!("PERF_BINDINGS"));
+
+    /// The kernel's own words on the structures above; it does not compile if they differ.
+    mod layouts {
+        use super::*;
+
+        include!(env!("PERF_LAYOUTS"));
+    }
+}
+
+/// Refuses to run on another kernel than the one the module was built for, also where the module
+/// loader would not: packages of the same release may differ.
+///
+/// # Errors
+///
+/// `ENOEXEC`, and the log says which kernels they are.
+pub fn check_kernel() -> error::Result {
+    // SAFETY: It compares two strings.
+    error::to_result(unsafe { bindings::check_kernel() })
 }

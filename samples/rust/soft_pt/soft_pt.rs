@@ -65,7 +65,11 @@ struct SoftPtModule {
 impl kernel::InPlaceModule for SoftPtModule {
     fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            _pmu <- Registration::new(name()?, pmu::SoftPt::new()?),
+            _pmu <- {
+                #[cfg(PERF_IN_MODULE)]
+                home::check_kernel()?;
+                Registration::new(name()?, pmu::SoftPt::new()?)
+            },
         })
     }
 }
