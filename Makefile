@@ -5,7 +5,7 @@
 export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES
 
 .DEFAULT_GOAL := help
-.PHONY: run test kernel module vm bench check patches clean distclean help
+.PHONY: run test kernel module deb vm bench check patches clean distclean help
 
 help:
 	@sed -n 's/^#> \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -15,13 +15,16 @@ help:
 #>   make run        build what is missing, boot the VM, record two programs and show what perf decodes
 #>   make test       every test; ends with the line "N passed, N failed, N skipped"
 #>   make vm         a shell in the VM with soft_pt loaded as intel_pt; CMD='…' runs that instead
+#>   make deb        a Debian package that builds soft_pt for the kernel it is installed on
+#>
+#> With KERNEL=stock, run, test and vm take Debian's own kernel instead of building one.
 #>
 #>   make kernel     the kernel with this tree in it          make check     style, lints and documentation
 #>   make module     soft_pt.ko                               make bench     the speed table
 #>   make patches    check that the patch series applies      make clean     remove build/
 #>                                                            make distclean remove the cache too
 #>
-#> Variables: SUITES='NAME…' (for test)  KERNEL=product  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
+#> Variables: SUITES='NAME…' (for test)  KERNEL=product|stock  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
 #>            TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
@@ -37,6 +40,9 @@ kernel:
 
 module:
 	@tools/kernel/module
+
+deb:
+	@tools/debian/package
 
 vm:
 	@tools/vm/run $(if $(CMD),-- "$$CMD")

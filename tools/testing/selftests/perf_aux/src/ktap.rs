@@ -214,6 +214,7 @@ struct Options {
     repeat: usize,
     slow: u32,
     long: u32,
+    known: Vec<(String, String)>,
 }
 
 const HELP: &str = "\
@@ -224,6 +225,8 @@ const HELP: &str = "\
   --repeat N      run each test N times
   --slow N        multiply every time limit by N (default: 6 on a kernel with lockdep, else 1)
   --long N        go on N times as long in tests that repeat something at random
+  --known FILE    do not run the tests that FILE names, but skip them for the reason it gives:
+                  a line \"NAME REASON\" each; for faults that a kernel is known to have
 ";
 
 impl Options {
@@ -241,6 +244,7 @@ impl Options {
             repeat: 1,
             slow: crate::sys::slowness(),
             long: 1,
+            known: Vec::new(),
         };
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
@@ -266,6 +270,7 @@ impl Options {
                 "--repeat" => options.repeat = number(value()?)?,
                 "--slow" => options.slow = number(value()?)?,
                 "--long" => options.long = number(value()?)?,
+                "--known" => options.known = known(&value()?)?,
                 "--help" | "-h" => return Err(format!("usage: {name} [options]\n{HELP}")),
                 _ => {
                     return Err(format!(
@@ -280,6 +285,19 @@ impl Options {
     fn wants(&self, test: &str) -> bool {
         self.filters.is_empty() || self.filters.iter().any(|filter| matches(filter, test))
     }
+}
+
+/// Reads the file of `--known`.
+fn known(file: &str) -> std::result::Result<Vec<(String, String)>, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| match line.split_once(char::is_whitespace) {
+            Some((name, reason)) => Ok((name.to_owned(), reason.trim().to_owned())),
+            None => Err(format!("{file}: no reason for {line}")),
+        })
+        .collect()
 }
 
 /// Whether a name contains the text, or matches it as a whole if it has a `*`.
@@ -338,8 +356,12 @@ pub fn main(name: &str, suites: &[&[Test]]) -> ExitCode {
             long: options.long,
         };
         let started = Instant::now();
-        let outcome = isolated(test, &ctx, test.limit * options.slow * options.long)
-            .unwrap_or_else(|error| Err(Stop::Fail(error.to_string())));
+        let known = options.known.iter().find(|(name, _)| name == test.name);
+        let outcome = match known {
+            Some((_, reason)) => Err(Stop::Skip(reason.clone())),
+            None => isolated(test, &ctx, test.limit * options.slow * options.long)
+                .unwrap_or_else(|error| Err(Stop::Fail(error.to_string()))),
+        };
         let time = started.elapsed().as_secs_f64();
         match outcome {
             Ok(()) => {
