@@ -41,6 +41,10 @@
 //!                                add(start: true)
 //! ```
 //!
+//! While an event runs, other events of its group may pause its trace and resume it
+//! ([`Stop::Pause`], [`Start::Resume`]). That is no state of its own, since it also changes while
+//! the event is stopped; an event that starts has to ask ([`Event::aux_paused`]).
+//!
 //! # Contexts
 //!
 //! | callback | interrupts | may be NMI | may sleep | proof handed to the driver |
@@ -48,6 +52,7 @@
 //! | [`Pmu::event_init`], [`Pmu::setup_aux`] | on | no | yes | none |
 //! | [`Pmu::add`], [`Pmu::del`], [`Start::Run`], [`Stop::Update`] | off | no | no | [`IrqsOff`] |
 //! | [`Stop::Keep`], [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
+//! | [`Stop::Pause`], [`Start::Resume`] | off | yes | no | [`NmiLike`] |
 //!
 //! "NMI" above stands for every context that can interrupt code which runs with interrupts off: a
 //! real NMI, and a debug exception on a kernel address. State that is shared between such a context

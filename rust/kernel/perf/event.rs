@@ -91,6 +91,23 @@ impl<P: Pmu> Event<P> {
         u32::try_from(unsafe { (*self.as_raw()).cpu }).ok()
     }
 
+    /// Whether another event of the group has paused the trace, or none has resumed one that starts
+    /// paused (`attr.aux_start_paused`).
+    ///
+    /// The answer changes before [`Stop::Pause`](super::Stop::Pause) and
+    /// [`Start::Resume`](super::Start::Resume) say so, which may interrupt whoever asks.
+    #[inline]
+    pub fn aux_paused(&self) -> bool {
+        let hw = self.as_raw();
+        // SAFETY: The event is valid. It is one with an AUX area, hence uses this variant of the
+        // union; the core writes it on the CPU the event is on, or before it is on any.
+        unsafe {
+            core::ptr::read_volatile(
+                &raw const (*hw).hw.__bindgen_anon_1.__bindgen_anon_2.aux_paused,
+            ) != 0
+        }
+    }
+
     /// Whether the core considers the event stopped (`PERF_HES_STOPPED`).
     #[inline]
     pub fn stopped(&self) -> bool {

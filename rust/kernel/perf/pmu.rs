@@ -53,6 +53,10 @@ impl_flags!(
 
         /// The AUX area should come in large pieces of contiguous memory.
         AuxPreferLarge = bindings::PERF_PMU_CAP_AUX_PREFER_LARGE,
+
+        /// Other events of the group can pause and resume the trace ([`Stop::Pause`],
+        /// [`Start::Resume`], [`Event::aux_paused`]).
+        AuxPause = bindings::PERF_PMU_CAP_AUX_PAUSE,
     }
 );
 
@@ -71,7 +75,13 @@ impl Capabilities {
 /// How a PMU is to start.
 pub enum Start<'a> {
     /// The event runs from now on. If an AUX transaction is open it goes on, else one is begun.
+    /// While [`Event::aux_paused`] says so, nothing is to be traced all the same.
     Run(&'a IrqsOff<'a>),
+    /// Another event of the group resumes the trace. Only a matter for an event that runs: one that
+    /// is stopped finds out when it starts. Needs [`Capability::AuxPause`].
+    ///
+    /// May interrupt the other callbacks, also in the middle.
+    Resume(&'a NmiLike<'a>),
 }
 
 /// How a PMU is to stop.
@@ -81,6 +91,11 @@ pub enum Stop<'a> {
     /// The event is throttled: it will probably be started again soon. An AUX transaction in
     /// snapshot mode stays open, so that samples can still be taken.
     Keep(&'a NmiLike<'a>),
+    /// Another event of the group pauses the trace. The event goes on running, and an AUX
+    /// transaction stays open. Needs [`Capability::AuxPause`].
+    ///
+    /// May interrupt the other callbacks, also in the middle.
+    Pause(&'a NmiLike<'a>),
 }
 
 /// A performance monitoring unit.
@@ -368,17 +383,17 @@ impl<T: Pmu> VTable<T> {
     /// # Safety
     ///
     /// To be called by the perf core, with interrupts off, on the CPU that does `event`.
-    unsafe extern "C" fn start(event: *mut bindings::perf_event, _flags: c_int) {
-        // SAFETY: As in `add`. The core starts events from the scheduler, from interrupts and from
-        // IPIs. (It resumes them from NMIs too, but only if the PMU says it can be paused.)
-        let (cx, driver, event) = unsafe {
-            (
-                IrqsOff::new(),
-                Registration::<T>::driver_of(event),
-                Event::from_raw(event),
-            )
-        };
-        driver.start(event, Start::Run(&cx));
+    unsafe extern "C" fn start(event: *mut bindings::perf_event, flags: c_int) {
+        // SAFETY: The core calls this for an initialized event of this PMU.
+        let (driver, event) =
+            unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
+        if flags & bindings::PERF_EF_RESUME as c_int != 0 {
+            // SAFETY: `perf_event_aux_pause()` has switched interrupts off, and may be in an NMI.
+            driver.start(event, Start::Resume(&unsafe { NmiLike::new() }));
+        } else {
+            // SAFETY: The core starts events from the scheduler, from interrupts and from IPIs.
+            driver.start(event, Start::Run(&unsafe { IrqsOff::new() }));
+        }
     }
 
     /// # Safety
@@ -388,7 +403,10 @@ impl<T: Pmu> VTable<T> {
         // SAFETY: The core calls this for an initialized event of this PMU.
         let (driver, event) =
             unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
-        if flags & bindings::PERF_EF_UPDATE as c_int != 0 {
+        if flags & bindings::PERF_EF_PAUSE as c_int != 0 {
+            // SAFETY: As in `start`.
+            driver.stop(event, Stop::Pause(&unsafe { NmiLike::new() }));
+        } else if flags & bindings::PERF_EF_UPDATE as c_int != 0 {
             // SAFETY: The core updates counts from the scheduler, from interrupts and from IPIs.
             driver.stop(event, Stop::Update(&unsafe { IrqsOff::new() }));
         } else {

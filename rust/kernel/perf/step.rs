@@ -49,6 +49,7 @@
 
 use super::{
     bindings,
+    context::barrier,
     CpuLocal,
     IrqsOff,
     NmiLike, //
@@ -289,11 +290,36 @@ impl Stepper {
         task.clear_trap_flag();
     }
 
-    /// Steps no more on this CPU until [`Stepper::arm`], which is cheap then. What was going on
-    /// ends with a `Leave` or an `Exit` when the task is about to go on in user mode.
+    /// Steps no more on this CPU until [`Stepper::arm`] or [`Stepper::resume`], which are cheap
+    /// then. What was going on ends with a `Leave` or an `Exit` when the task is about to go on in
+    /// user mode; then it runs at full speed.
     #[inline(never)]
     pub fn pause(&self, _cx: &NmiLike<'_>) {
         self.shared.set_paused(true);
+    }
+
+    /// Ends a [`pause`](Self::pause). The first event is an `Enter`, unless the task was not in user
+    /// mode since.
+    ///
+    /// A task that an NMI interrupts in user mode goes on unstepped until it enters the kernel.
+    #[inline(never)]
+    pub fn resume(&self, _cx: &NmiLike<'_>) {
+        self.shared.set_paused(false);
+    }
+
+    /// Pauses or resumes, as `paused` says, whose answer an NMI may change at any time and then
+    /// pause or resume by itself.
+    #[inline]
+    pub fn pause_if(&self, paused: impl Fn() -> bool, _cx: &NmiLike<'_>) {
+        loop {
+            let now = paused();
+            self.shared.set_paused(now);
+            barrier();
+            // Else what the NMI did was undone just now.
+            if paused() == now {
+                return;
+            }
+        }
     }
 
     /// Reports the instruction whose trap is just being handled, if the die notifier has not got to

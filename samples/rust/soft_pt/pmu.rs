@@ -6,6 +6,10 @@
 //! opened; a restart within one only lets the unit go on. The states of an event on a CPU are those
 //! of `kernel::perf`, and "running" and "stopped" have a transaction open if there is an AUX area
 //! with room.
+//!
+//! A trace that is paused differs from one that is not in that the tasks are not stepped; the unit
+//! isn't told. As on the hardware, what is traced after a pause goes on where the trace ended, and
+//! a PSB comes when its period is over.
 
 use crate::{
     trace,
@@ -114,9 +118,10 @@ impl SoftPt {
                 return;
             };
             event.set_running(cx);
-            self.units.open(config, output, cx);
+            self.units.open(config, output, event.aux_paused(), cx);
         }
         self.stepper.arm(cx);
+        self.stepper.pause_if(|| event.aux_paused(), cx);
     }
 
     /// Stops `event` and closes the transaction.
@@ -134,7 +139,8 @@ impl perf::Pmu for SoftPt {
     const CAPABILITIES: Capabilities = Capabilities::none()
         .with(Capability::Exclusive)
         .with(Capability::InstructionTrace)
-        .with(Capability::AuxPreferLarge);
+        .with(Capability::AuxPreferLarge)
+        .with(Capability::AuxPause);
 
     const GROUPS: &'static [AttributeGroup] = &[
         AttributeGroup {
@@ -201,17 +207,23 @@ impl perf::Pmu for SoftPt {
     }
 
     fn start(&self, event: &Event<Self>, how: Start<'_>) {
-        let Start::Run(cx) = how;
-        self.run(event, cx);
+        match how {
+            Start::Run(cx) => self.run(event, cx),
+            // One that is stopped has nowhere to trace to.
+            Start::Resume(_) if event.stopped() => {}
+            Start::Resume(cx) => self.stepper.resume(cx),
+        }
     }
 
     fn stop(&self, event: &Event<Self>, how: Stop<'_>) {
         match how {
             Stop::Update(cx) => self.close(event, cx),
             Stop::Keep(cx) => {
-                self.stepper.pause(cx);
+                // In this order, so that no NMI resumes what is paused here.
                 event.set_stopped(cx);
+                self.stepper.pause(cx);
             }
+            Stop::Pause(cx) => self.stepper.pause(cx),
         }
     }
 

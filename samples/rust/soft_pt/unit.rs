@@ -270,8 +270,14 @@ impl Units {
     }
 
     /// Configures this CPU's unit to write to `output`, and writes the PSB+ that every trace begins
-    /// with.
-    pub(crate) fn open(&self, config: Config, output: AuxOutput<SoftPt>, cx: &IrqsOff<'_>) {
+    /// with; for a trace that is `paused`, the PSB+ waits until there is something to trace.
+    pub(crate) fn open(
+        &self,
+        config: Config,
+        output: AuxOutput<SoftPt>,
+        paused: bool,
+        cx: &IrqsOff<'_>,
+    ) {
         self.0.with(cx, |unit| {
             let mut ring = Ring::new(output);
             if !ring.is_ready() {
@@ -281,13 +287,13 @@ impl Units {
                 }
             }
             unit.trace.configure(config.trace);
-            if !config.pattern {
+            if !config.pattern && !paused {
                 unit.trace.start(&mut ring, clock());
             }
             unit.open = Some(Open {
                 config,
                 mode: ExecMode::Bits64,
-                restart: false,
+                restart: paused,
                 sampled: false,
                 ring,
             });

@@ -14,6 +14,7 @@ mod link;
 mod module;
 mod nested;
 mod notify;
+mod pause;
 mod privilege;
 mod race;
 mod sample;
@@ -38,6 +39,7 @@ pub const SUITES: &[&[Test]] = &[
     inject::TESTS,
     race::TESTS,
     fuzz::TESTS,
+    pause::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,
 ];

@@ -128,8 +128,19 @@ fn loads(elf: &[u8]) -> Option<Vec<Load>> {
     Some(found)
 }
 
-/// Address and file offset of a symbol in a 64-bit ELF file.
-pub fn symbol(elf: &[u8], name: &str) -> Option<(u64, u64)> {
+/// A symbol of an ELF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// Where it is linked to be.
+    pub address: u64,
+    /// Where it is in the file.
+    pub offset: u64,
+    /// Its size in bytes, 0 if the file does not tell.
+    pub size: u64,
+}
+
+/// A symbol of a 64-bit ELF file, by its name.
+pub fn symbol(elf: &[u8], name: &str) -> Option<Symbol> {
     const SHT_SYMTAB: u64 = 2;
     const SYMBOL: usize = 24;
     let table = field(elf, 40, 8)? as usize;
@@ -143,16 +154,19 @@ pub fn symbol(elf: &[u8], name: &str) -> Option<(u64, u64)> {
     let start = field(elf, symbols + 24, 8)? as usize;
     let end = start + field(elf, symbols + 32, 8)? as usize;
     let wanted = [name.as_bytes(), b"\0"].concat();
-    let address = (start..end).step_by(SYMBOL).find_map(|at| {
+    let (address, size) = (start..end).step_by(SYMBOL).find_map(|at| {
         let text = strings + field(elf, at, 4)? as usize;
-        elf.get(text..)?
-            .starts_with(&wanted)
-            .then(|| field(elf, at + 8, 8))?
+        let found = elf.get(text..)?.starts_with(&wanted);
+        found.then(|| Some((field(elf, at + 8, 8)?, field(elf, at + 16, 8)?)))?
     })?;
     let load = loads(elf)?
         .into_iter()
         .find(|load| (load.address..load.address + load.size).contains(&address))?;
-    Some((address, address - load.address + load.offset))
+    Some(Symbol {
+        address,
+        offset: address - load.address + load.offset,
+        size,
+    })
 }
 
 struct Piece {

@@ -260,6 +260,16 @@ impl Script {
         maps.iter().any(|map| map.path == program)
     }
 
+    /// What of the process is mapped at this address.
+    pub fn mapped(&self, pid: i32, address: u64) -> Option<&str> {
+        let maps = self.maps.get(&pid).map_or(&[] as &[Map], Vec::as_slice);
+        let map = maps
+            .iter()
+            .rev()
+            .find(|map| (map.start..map.end).contains(&address));
+        map.map(|map| map.path.as_str())
+    }
+
     /// The executable memory of a process.
     pub fn image(&self, pid: i32) -> Image {
         Image::load(self.maps.get(&pid).map_or(&[], Vec::as_slice))
@@ -324,12 +334,16 @@ pub struct Step {
 
 impl Step {
     /// The fields to ask for.
-    pub const FIELDS: &'static str = "pid,tid,ip";
+    pub const FIELDS: &'static str = "pid,tid,event,ip";
 
-    /// Reads a line such as ` 12/12  401000`.
+    /// Reads a line such as ` 12/12  instructions:u:  401000`. `None` for what is not an
+    /// instruction, but a sample of another event.
     pub fn of_line(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let (_, tid) = task(&mut words)?;
+        if !words.next()?.starts_with("instructions") {
+            return None;
+        }
         let ip = u64::from_str_radix(words.next()?, 16).ok()?;
         Some(Step { tid, ip })
     }
@@ -408,7 +422,8 @@ mod tests {
         assert_eq!((branch.from, branch.to), (0x401000, 0x401010));
         assert_eq!(Branch::of_line(" 5/5  401000"), None);
 
-        let step = Step::of_line("  5/ 6      7ffff7fe");
+        assert_eq!(Step::of_line("  5/5  probe:site:  401000"), None);
+        let step = Step::of_line("  5/ 6  instructions:u:      7ffff7fe");
         assert_eq!(
             step,
             Some(Step {

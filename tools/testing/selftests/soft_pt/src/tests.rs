@@ -3,12 +3,16 @@
 //! The tests, and what they share.
 
 pub mod oracle;
+pub mod pause;
 pub mod record;
 pub mod refuse;
 pub mod situation;
 pub mod stress;
 
-use std::ffi::CString;
+use std::{
+    ffi::CString,
+    fs, //
+};
 
 use perf_aux::{
     load::Child,
@@ -18,7 +22,16 @@ use perf_aux::{
     Stop, //
 };
 
-use crate::perf::program;
+use crate::{
+    image::{
+        symbol,
+        Symbol, //
+    },
+    perf::{
+        io,
+        program, //
+    }, //
+};
 
 /// The PMU, for tests that let perf record it.
 fn pmu_for_perf(ctx: &Ctx) -> Result<Pmu, Stop> {
@@ -33,6 +46,14 @@ fn pmu_for_perf(ctx: &Ctx) -> Result<Pmu, Stop> {
 /// Makes a test fail by the words of an error.
 fn failed(what: String) -> Stop {
     Stop::Fail(what)
+}
+
+/// A global symbol of a program of this crate.
+fn symbol_of(name: &str, wanted: &str) -> Result<Symbol, Stop> {
+    let path = program(name)?;
+    let elf = fs::read(&path).map_err(io(path.display()))?;
+    symbol(&elf, wanted)
+        .ok_or_else(|| failed(format!("{} has no symbol {wanted}", path.display())))
 }
 
 /// `flow ROUNDS`, about to be run by exec when told to.

@@ -73,6 +73,7 @@ global_asm!(
 // The parts that a compiler would not write, as one function: takes and returns a number.
 global_asm!(
     ".globl flow_oddities",
+    ".type flow_oddities, @function",
     "flow_oddities:",
     "push %rbx",
     "mov %rdi, %rbx",
@@ -161,6 +162,7 @@ global_asm!(
     "mov %rbx, %rax",
     "pop %rbx",
     "ret",
+    ".size flow_oddities, . - flow_oddities",
     options(att_syntax),
 );
 

@@ -3,6 +3,7 @@
 //! The decoded trace of a program against the list that a ptrace stepper makes of it.
 
 use std::{
+    path::Path,
     time::{
         Duration,
         Instant, //
@@ -60,9 +61,9 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Rounds of the program; each is about 4,500 instructions in each of two threads.
-const ROUNDS: usize = 4;
+pub(super) const ROUNDS: usize = 4;
 
-fn step() -> Result<stepper::Steps, Stop> {
+pub(super) fn step() -> Result<stepper::Steps, Stop> {
     let steps = stepper::step(&program("flow")?, &[&ROUNDS.to_string()]).map_err(failed)?;
     check_eq!(steps.status, 0, "status of the stepped program");
     check_eq!(steps.threads.len(), 2, "threads");
@@ -84,7 +85,7 @@ fn stepper_agrees_with_itself(ctx: &Ctx) -> Outcome {
 }
 
 /// Fails at the first place where the two lists differ.
-fn compare(what: &str, got: &[u64], want: &[u64], image: Option<&Image>) -> Outcome {
+pub(super) fn compare(what: &str, got: &[u64], want: &[u64], image: Option<&Image>) -> Outcome {
     if got == want {
         return Ok(());
     }
@@ -108,6 +109,24 @@ fn compare(what: &str, got: &[u64], want: &[u64], image: Option<&Image>) -> Outc
     )
 }
 
+/// The instructions of each thread that perf decodes, in the order of the threads' making.
+pub(super) fn decoded(data: &Path) -> Result<Vec<(i32, Vec<u64>)>, Stop> {
+    let mut threads: Vec<(i32, Vec<u64>)> = Vec::new();
+    let script = Script::read(data, "i1ie", perf::Step::FIELDS, |line| {
+        let Some(step) = perf::Step::of_line(line) else {
+            return Ok(());
+        };
+        match threads.iter_mut().find(|(tid, _)| *tid == step.tid) {
+            Some((_, list)) => list.push(step.ip),
+            None => threads.push((step.tid, vec![step.ip])),
+        }
+        Ok(())
+    })?;
+    script.expect_no_errors()?;
+    threads.sort();
+    Ok(threads)
+}
+
 fn trace_equals_steps(ctx: &Ctx, event: &str) -> Outcome {
     pmu_for_perf(ctx)?;
     let steps = step()?;
@@ -120,20 +139,7 @@ fn trace_equals_steps(ctx: &Ctx, event: &str) -> Outcome {
     check_eq!(ran.ended, perf::SUCCESS, "end of the recorded program");
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
 
-    // The threads in the order in which they first come, which is that of their making.
-    let mut threads: Vec<(i32, Vec<u64>)> = Vec::new();
-    let script = Script::read(&data, "i1ie", perf::Step::FIELDS, |line| {
-        let Some(step) = perf::Step::of_line(line) else {
-            fail!("perf script says: {line}");
-        };
-        match threads.iter_mut().find(|(tid, _)| *tid == step.tid) {
-            Some((_, list)) => list.push(step.ip),
-            None => threads.push((step.tid, vec![step.ip])),
-        }
-        Ok(())
-    })?;
-    script.expect_no_errors()?;
-    threads.sort();
+    let threads = decoded(&data)?;
     let mut compared = 0;
     for (n, want) in steps.threads.iter().enumerate() {
         let Some((_, got)) = threads.get(n) else {

@@ -35,7 +35,8 @@ use perf_aux::{
 use crate::{
     image::{
         Flow,
-        Image, //
+        Image,
+        Symbol, //
     },
     perf::{
         self,
@@ -49,6 +50,7 @@ use crate::{
     tests::{
         failed,
         pmu_for_perf,
+        symbol_of,
         waiting, //
     }, //
 };
@@ -86,15 +88,19 @@ pub const TESTS: &[Test] = tests! {
     "snapshot.at_exit": snapshot_at_exit;
     "snapshot.by_signal": snapshot_by_signal;
     "psb_period": psb_period;
+    "no_branch": no_branch;
+    "no_branch_by_perf": no_branch_by_perf;
 };
 
 /// Where a sampler's samples lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// In user mode, on the way from the last branch.
     InBranches,
     /// In the kernel, which the program entered by a system call.
     InSystemCall,
+    /// Outside of what is traced, too.
+    Anywhere,
 }
 
 fn flow(rounds: usize) -> Result<Vec<String>, Stop> {
@@ -139,7 +145,7 @@ fn sample(
 }
 
 /// Checks the samples of a recording: those of processes that run `program`.
-fn check_samples(ctx: &Ctx, data: &Path, program: &str, place: Place) -> Outcome {
+pub(super) fn check_samples(ctx: &Ctx, data: &Path, program: &str, place: Place) -> Outcome {
     let mut samples: Vec<Sample> = Vec::new();
     let script = Script::read(data, "L64e", Sample::FIELDS, |line| {
         match Sample::of_line(line) {
@@ -168,6 +174,11 @@ fn check_samples(ctx: &Ctx, data: &Path, program: &str, place: Place) -> Outcome
             .or_insert_with(|| script.image(sample.pid));
         for &(from, to) in &sample.branches {
             branches += 1;
+            // The kernel's page for uprobes is no file.
+            let of_uprobes = |ip| script.mapped(sample.pid, ip) == Some("[uprobes]");
+            if of_uprobes(from) || of_uprobes(to) {
+                continue;
+            }
             check_branch(image, from, to)
                 .map_err(|e| failed(format!("sample {n} at {:#x}: {e}", sample.ip)))?;
         }
@@ -177,6 +188,7 @@ fn check_samples(ctx: &Ctx, data: &Path, program: &str, place: Place) -> Outcome
                 .map_err(|e| failed(format!("sample {n}: {e}")))?,
             Place::InSystemCall => check_in_system_call(sample, image)
                 .map_err(|e| failed(format!("sample {n}: {e}")))?,
+            Place::Anywhere => {}
         }
     }
     ctx.diag(format!(
@@ -186,7 +198,7 @@ fn check_samples(ctx: &Ctx, data: &Path, program: &str, place: Place) -> Outcome
     check!(with_branches > 0, "no sample has branches");
     // A sample in the first instructions of the program has none yet.
     check!(
-        without <= 2,
+        without <= 2 || place == Place::Anywhere,
         "{without} samples of {} without branches",
         with_branches + without
     );
@@ -264,23 +276,15 @@ fn page_faults(ctx: &Ctx) -> Outcome {
     )
 }
 
-/// Address of a global function of `flow`, which is linked at a fixed place.
-fn address_in_flow(name: &str) -> Result<(u64, u64), Stop> {
-    let path = program("flow")?;
-    let elf = fs::read(&path).map_err(io(path.display()))?;
-    crate::image::symbol(&elf, name)
-        .ok_or_else(|| failed(format!("{} has no symbol {name}", path.display())))
-}
-
 fn exec_breakpoint(ctx: &Ctx) -> Outcome {
-    let (address, _) = address_in_flow("flow_oddities")?;
+    let Symbol { address, .. } = symbol_of("flow", "flow_oddities")?;
     sample_flow(ctx, &format!("mem:{address:#x}:xu"), Place::InBranches)
 }
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 
 /// Mounts tracefs where it is missing, and skips where it can't be had.
-fn tracefs() -> Result<(), Stop> {
+pub(super) fn tracefs() -> Result<(), Stop> {
     let events = Path::new(TRACEFS).join("events");
     if !events.is_dir() {
         let target = std::ffi::CString::new(TRACEFS).map_err(|e| failed(e.to_string()))?;
@@ -314,11 +318,11 @@ fn tracepoint(ctx: &Ctx) -> Outcome {
 }
 
 /// A uprobe, removed when dropped.
-struct Uprobe;
+pub(super) struct Uprobe {
+    event: &'static str,
+}
 
 impl Uprobe {
-    const EVENT: &'static str = "soft_pt_selftest:site";
-
     fn write(line: &str) -> std::io::Result<()> {
         use std::io::Write;
         fs::OpenOptions::new()
@@ -327,14 +331,25 @@ impl Uprobe {
             .write_all(line.as_bytes())
     }
 
-    fn new(program: &Path, offset: u64) -> Result<Self, Stop> {
-        let line = format!(
-            "p:{} {}:{offset:#x}",
-            Self::EVENT.replace(':', "/"),
-            program.display()
-        );
+    /// A probe called `event`, at this place of a program's file.
+    pub(super) fn at(event: &'static str, program: &Path, offset: u64) -> Result<Self, Stop> {
+        Self::of_kind('p', event, program, offset)
+    }
+
+    /// A probe where the function at this place returns to.
+    pub(super) fn at_return(
+        event: &'static str,
+        program: &Path,
+        offset: u64,
+    ) -> Result<Self, Stop> {
+        Self::of_kind('r', event, program, offset)
+    }
+
+    fn of_kind(kind: char, event: &'static str, program: &Path, offset: u64) -> Result<Self, Stop> {
+        let name = event.replace(':', "/");
+        let line = format!("{kind}:{name} {}:{offset:#x}", program.display());
         match Self::write(&line) {
-            Ok(()) => Ok(Uprobe),
+            Ok(()) => Ok(Uprobe { event }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => skip!("no uprobe events: {e}"),
             Err(e) => fail!("uprobe_events, {line}: {e}"),
         }
@@ -344,15 +359,17 @@ impl Uprobe {
 impl Drop for Uprobe {
     fn drop(&mut self) {
         // A probe that stays does no harm to other tests.
-        let _ = Self::write(&format!("-:{}", Self::EVENT.replace(':', "/")));
+        let _ = Self::write(&format!("-:{}", self.event.replace(':', "/")));
     }
 }
 
 fn uprobe(ctx: &Ctx) -> Outcome {
+    const EVENT: &str = "soft_pt_selftest:site";
+
     tracefs()?;
-    let (_, offset) = address_in_flow("flow_oddities")?;
-    let _probe = Uprobe::new(&program("flow")?, offset)?;
-    sample_flow(ctx, Uprobe::EVENT, Place::InBranches)
+    let Symbol { offset, .. } = symbol_of("flow", "flow_oddities")?;
+    let _probe = Uprobe::at(EVENT, &program("flow")?, offset)?;
+    sample_flow(ctx, EVENT, Place::InBranches)
 }
 
 /// A program of the distribution and something for it to do.
@@ -725,5 +742,74 @@ fn psb_period(ctx: &Ctx) -> Outcome {
             "PSBs {widest} bytes apart and {rest} after the last, expected at most {period} + 256"
         );
     }
+    Ok(())
+}
+
+/// The length of the packet at the start of `bytes`, if it is one of those that do not depend on
+/// the flow.
+fn packet_without_flow(bytes: &[u8]) -> Option<usize> {
+    match bytes {
+        [0, ..] => Some(1),
+        [0x02, 0x82, ..] => bytes.starts_with(&[0x02, 0x82].repeat(8)).then_some(16),
+        [0x02, 0x23, ..] => Some(2),
+        [0x02, 0x03, _, 0, ..] => Some(4),
+        [0x19, ..] => Some(8),
+        _ => None,
+    }
+}
+
+/// Without `branch` there is no packet of the flow; `tsc` says whether there is one of the time.
+fn no_branch(ctx: &Ctx) -> Outcome {
+    let pmu = ctx.pmu()?;
+    let (Some(pt), Some(tsc)) = (pmu.config("pt", 1)?, pmu.config("tsc", 1)?) else {
+        skip!("{} has no format/pt or format/tsc", pmu.name());
+    };
+    for (config, with_time) in [(pt, false), (pt | tsc, true)] {
+        let child = waiting(4)?;
+        let attr = pmu.event(config).pid(child.pid());
+        let event = attr.enable_on_exec().open()?;
+        let ring = Ring::map(&event, 8)?;
+        let aux = ring.map_aux(&event, 256, AuxMode::Full)?;
+        check_eq!(child.wait()?, 0, "exit code of the traced program");
+        let trace = aux.bytes(0, ring.aux_head() as usize);
+        let (mut at, mut times) = (0, 0);
+        while at < trace.len() {
+            let Some(length) = packet_without_flow(&trace[at..]) else {
+                let end = trace.len().min(at + 16);
+                fail!(
+                    "config {config:#x}: a packet {:02x?} at {at:#x}",
+                    &trace[at..end]
+                );
+            };
+            times += usize::from(trace[at] == 0x19);
+            at += length;
+        }
+        ctx.diag(format!(
+            "config {config:#x}: {} bytes, {times} times",
+            trace.len()
+        ));
+        check!(!trace.is_empty(), "config {config:#x}: no trace");
+        check_eq!(times > 0, with_time, "config {config:#x}: TSC packets");
+    }
+    Ok(())
+}
+
+fn no_branch_by_perf(ctx: &Ctx) -> Outcome {
+    pmu_for_perf(ctx)?;
+    let scratch = Scratch::new()?;
+    let data = scratch.path("perf.data");
+    let mut record = perf::record(&data);
+    record
+        .args(["-e", "intel_pt/branch=0/u", "--"])
+        .args(flow(4)?);
+    let ran = perf::run_record(&mut record)?;
+    check_eq!(ran.ended, perf::SUCCESS, "end of perf, {}", ran.stderr);
+    let mut branches = 0;
+    let script = Script::read(&data, "be", Branch::FIELDS, |line| {
+        branches += usize::from(Branch::of_line(line).is_some());
+        Ok(())
+    })?;
+    script.expect_no_errors()?;
+    check_eq!(branches, 0, "branches");
     Ok(())
 }
