@@ -49,7 +49,7 @@
 //!
 //! | callback | interrupts | may be NMI | may sleep | proof handed to the driver |
 //! |---|---|---|---|---|
-//! | [`Pmu::event_init`], [`Pmu::setup_aux`] | on | no | yes | none |
+//! | [`Pmu::event_init`], [`Pmu::validate_filters`], [`Pmu::setup_aux`] | on | no | yes | none |
 //! | [`Pmu::add`], [`Pmu::del`], [`Start::Run`], [`Stop::Update`] | off | no | no | [`IrqsOff`] |
 //! | [`Stop::Keep`], [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
 //! | [`Stop::Pause`], [`Start::Resume`] | off | yes | no | [`NmiLike`] |
@@ -62,6 +62,7 @@ mod aux;
 mod bindings;
 mod context;
 mod event;
+mod filter;
 mod output;
 mod param;
 mod pmu;
@@ -86,6 +87,12 @@ pub use self::{
         NmiLike, //
     },
     event::Event,
+    filter::{
+        AddressFilter,
+        AddressFilters,
+        AddressRange,
+        FilterAction, //
+    },
     output::SampleOutput,
     param::{
         NameParam,

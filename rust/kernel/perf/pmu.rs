@@ -4,7 +4,9 @@
 
 use super::{
     bindings,
+    filter,
     sysfs::Groups,
+    AddressFilters,
     AttributeGroup,
     AuxArea,
     Event,
@@ -152,6 +154,10 @@ pub trait Pmu: Sized + Send + Sync + 'static {
     /// Its sysfs directories.
     const GROUPS: &'static [AttributeGroup];
 
+    /// How many address filters an event can have (`nr_addr_filters` in sysfs). A PMU that can't
+    /// filter by address has none, and no [`validate_filters`](Self::validate_filters).
+    const ADDRESS_FILTERS: u32 = 0;
+
     /// Is `event` one that this PMU can do?
     ///
     /// Called from `perf_event_open(2)`, and when a task that is observed forks.
@@ -177,6 +183,18 @@ pub trait Pmu: Sized + Send + Sync + 'static {
 
     /// Stops `event`, which is on this CPU.
     fn stop(&self, event: &Event<Self>, how: Stop<'_>);
+
+    /// Can this PMU do these address filters, which are no more than [`Self::ADDRESS_FILTERS`]?
+    ///
+    /// Called from `ioctl(2)`, before an event gets them. Where they are in memory,
+    /// [`Event::address_ranges`] tells later.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if they make no sense, `EOPNOTSUPP` if they do but can't be done.
+    fn validate_filters(_filters: &AddressFilters<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
 
     /// Prepares for an AUX area that was just allocated.
     ///
@@ -323,6 +341,11 @@ impl<T: Pmu> VTable<T> {
         if T::HAS_SNAPSHOT_AUX {
             pmu.snapshot_aux = Some(Self::snapshot_aux);
         }
+        if T::ADDRESS_FILTERS != 0 {
+            pmu.nr_addr_filters = T::ADDRESS_FILTERS;
+            pmu.addr_filters_validate = Some(Self::validate_filters);
+            pmu.addr_filters_sync = Some(filter::sync);
+        }
         pmu
     }
 
@@ -338,9 +361,14 @@ impl<T: Pmu> VTable<T> {
         }
         from_result(|| {
             // SAFETY: The core calls this for events of this PMU.
-            let (driver, event) =
-                unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
-            driver.event_init(event)?;
+            let driver = unsafe { Registration::<T>::driver_of(event) };
+            // SAFETY: As above.
+            driver.event_init(unsafe { Event::from_raw(event) })?;
+            if T::ADDRESS_FILTERS != 0 {
+                // SAFETY: The event is being created, and this is the only code here that uses
+                // these fields.
+                unsafe { filter::init(event, T::ADDRESS_FILTERS as usize)? };
+            }
             Ok(0)
         })
     }
@@ -420,6 +448,23 @@ impl<T: Pmu> VTable<T> {
     /// To be called by the perf core.
     unsafe extern "C" fn read(_event: *mut bindings::perf_event) {
         // A PMU with an AUX area counts nothing.
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the perf core, with a list of `struct perf_addr_filter` that nobody else
+    /// uses.
+    unsafe extern "C" fn validate_filters(filters: *mut bindings::list_head) -> c_int {
+        from_result(|| {
+            // SAFETY: By the safety requirements.
+            let filters = unsafe { AddressFilters::new(filters) };
+            // The core has room for so many ranges, and leaves it to the PMU to count.
+            if filters.iter().count() > T::ADDRESS_FILTERS as usize {
+                return Err(EOPNOTSUPP);
+            }
+            T::validate_filters(&filters)?;
+            Ok(0)
+        })
     }
 
     /// # Safety
