@@ -130,7 +130,14 @@ pub(crate) fn ovf<O: Output>(out: &mut O) -> usize {
     2
 }
 
-/// An IP packet without an address (IPBytes 000b): the IP is in code that isn't traced.
+/// "TraceStop Packet": a range was entered that ends the trace.
+pub(crate) fn trace_stop<O: Output>(out: &mut O) -> usize {
+    out.put(&[0x02, 0x83]);
+    2
+}
+
+/// An IP packet without an address (IPBytes 000b): the IP is in code that isn't traced, or the code
+/// tells it.
 #[inline]
 pub(crate) fn ip_suppressed<O: Output>(out: &mut O, packet: IpPacket) -> usize {
     out.put(&[packet as u8]);

@@ -12,6 +12,11 @@
 //! a PSB comes when its period is over.
 
 use crate::{
+    filter::{
+        Action,
+        Filter,
+        MAX_RANGES, //
+    },
     trace,
     unit::{
         Buffer,
@@ -23,12 +28,14 @@ use kernel::{
     perf::{
         self,
         step::Stepper,
+        AddressFilters,
         Attribute,
         AttributeGroup,
         AuxOutput,
         Capabilities,
         Capability,
         Event,
+        FilterAction,
         IrqsOff,
         NmiLike,
         SampleOutput,
@@ -92,6 +99,19 @@ impl Config {
     }
 }
 
+/// What the event's address filters leave to be traced.
+fn filter_of(event: &Event<SoftPt>, cx: &IrqsOff<'_>) -> Filter {
+    let mut filter = Filter::none();
+    for range in event.address_ranges(cx) {
+        let action = match range.action {
+            FilterAction::Filter => Action::Filter,
+            FilterAction::Stop | FilterAction::Start => Action::Stop,
+        };
+        filter.add(action, range.addresses);
+    }
+    filter
+}
+
 /// The driver.
 pub(crate) struct SoftPt {
     units: Arc<Units>,
@@ -118,7 +138,9 @@ impl SoftPt {
                 return;
             };
             event.set_running(cx);
-            self.units.open(config, output, event.aux_paused(), cx);
+            let filter = filter_of(event, cx);
+            self.units
+                .open(config, filter, output, event.aux_paused(), cx);
         }
         self.stepper.arm(cx);
         self.stepper.pause_if(|| event.aux_paused(), cx);
@@ -168,8 +190,8 @@ impl perf::Pmu for SoftPt {
                 Attribute::new(c"output_subsys", c"0"),
                 Attribute::new(c"payloads_lip", c"0"),
                 Attribute::new(c"cr3_filtering", c"0"),
-                Attribute::new(c"ip_filtering", c"0"),
-                Attribute::new(c"num_address_ranges", c"0"),
+                Attribute::new(c"ip_filtering", c"1"),
+                Attribute::new(c"num_address_ranges", c"4"),
                 Attribute::new(c"ptwrite", c"0"),
                 Attribute::new(c"power_event_trace", c"0"),
                 Attribute::new(c"event_trace", c"0"),
@@ -177,6 +199,8 @@ impl perf::Pmu for SoftPt {
             ],
         },
     ];
+
+    const ADDRESS_FILTERS: u32 = MAX_RANGES as u32;
 
     fn event_init(&self, event: &Event<Self>) -> Result {
         Config::new(event.config())?;
@@ -225,6 +249,23 @@ impl perf::Pmu for SoftPt {
             }
             Stop::Pause(cx) => self.stepper.pause(cx),
         }
+    }
+
+    fn validate_filters(filters: &AddressFilters<'_>) -> Result {
+        /// The upper half of the addresses is the kernel's.
+        const LAST_USER: u64 = u64::MAX >> 1;
+
+        for filter in filters.iter() {
+            // As on the hardware, there are only ranges, and none that starts the trace.
+            if filter.size == 0 || filter.action == FilterAction::Start {
+                return Err(EOPNOTSUPP);
+            }
+            match filter.offset.checked_add(filter.size - 1) {
+                Some(last) if last <= LAST_USER => {}
+                _ => return Err(EINVAL),
+            }
+        }
+        Ok(())
     }
 
     fn setup_aux(

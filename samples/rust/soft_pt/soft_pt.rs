@@ -41,6 +41,7 @@ use kernel::{
     prelude::*, //
 };
 
+mod filter;
 mod packet;
 mod pmu;
 mod trace;

@@ -9,8 +9,9 @@
 //!
 //! # Vocabulary
 //!
-//! - *Context*: on while the traced program's user mode runs (ContextEn in the SDM), off while the
-//!   kernel does. Branches are only reported while it is on.
+//! - *Context*: on while the traced program's user mode runs, off while the kernel does or while
+//!   the program is at addresses that aren't traced (ContextEn and FilterEn in the SDM). Branches
+//!   are only reported while it is on.
 //! - *PSB+*: a PSB, what a decoder has to know to begin there, and a PSBEND.
 //! - *Compressed return*: a return to just behind the call it belongs to is one taken bit.
 //! - *Deferred TIP*: a TIP that comes after a TNT with branches that are younger (section "Deferred
@@ -19,7 +20,7 @@
 //! # States
 //!
 //! ```text
-//!                       far_exit(), async_exit()
+//!                  far_exit(), async_exit(), leave(), ...
 //!                     +--------------------------+
 //!                     v                          |
 //! configure() --> context off ---- enable() --> context on --+ conditional(), call(),
@@ -206,7 +207,6 @@ impl Trace {
     }
 
     /// Whether the traced program's flow is being reported.
-    #[allow(dead_code, reason = "the host's tests ask")]
     #[inline]
     pub(crate) fn context_on(&self) -> bool {
         self.context
@@ -324,6 +324,43 @@ impl Trace {
             self.wrote(packet::ip_suppressed(out, IpPacket::TipPgd));
         }
         self.context = false;
+    }
+
+    /// A branch left the addresses that are traced: TIP.PGD, with the target. The context turns
+    /// off, and may be on again by [`enable`](Self::enable) without a visit to the kernel.
+    ///
+    /// `to` is [`None`] for a conditional branch, whose target the code tells.
+    pub(crate) fn leave<O: Output>(&mut self, out: &mut O, to: Option<u64>) {
+        if self.tells_flow() {
+            self.flush(out);
+            match to {
+                Some(to) => self.ip(out, IpPacket::TipPgd, to),
+                None => self.wrote(packet::ip_suppressed(out, IpPacket::TipPgd)),
+            }
+        }
+        self.context = false;
+    }
+
+    /// A return left the addresses that are traced: TIP.PGD. The context turns off.
+    pub(crate) fn leave_by_return<O: Output>(&mut self, out: &mut O, to: u64) {
+        // The return stacks of decoders differ after this.
+        self.returns.clear();
+        self.leave(out, Some(to));
+    }
+
+    /// What leaves the addresses that are traced is no instruction: FUP, TIP.PGD. The context turns
+    /// off.
+    pub(crate) fn async_leave<O: Output>(&mut self, out: &mut O, from: u64, to: u64) {
+        if self.tells_flow() {
+            self.flush(out);
+            self.ip(out, IpPacket::Fup, from);
+        }
+        self.leave(out, Some(to));
+    }
+
+    /// The flow, whose context is off now, came to where the trace is to end: TraceStop.
+    pub(crate) fn stop<O: Output>(&mut self, out: &mut O) {
+        self.wrote(packet::trace_stop(out));
     }
 
     /// The flow went from before the instruction at `from` to `to`, and no instruction did it: FUP,

@@ -7,6 +7,7 @@
 //! a sample it takes then has zeros in its AUX field.
 
 use crate::{
+    filter::Filter,
     packet::{
         ExecMode,
         Output, //
@@ -27,6 +28,7 @@ use kernel::{
         step::{
             self,
             Handler,
+            Insn,
             Kind,
             Mode,
             Step, //
@@ -65,9 +67,13 @@ struct Unit {
 /// What exists while a transaction is open.
 struct Open {
     config: Config,
+    filter: Filter,
     mode: ExecMode,
     /// What is to be written begins with a PSB+.
     restart: bool,
+    /// The flow came to where the trace is to end (IA32_RTIT_STATUS.Stopped), or it can not come to
+    /// any place that is traced. Nothing changes that while the transaction is open.
+    stopped: bool,
     /// A sample was taken since the last step.
     sampled: bool,
     ring: Ring,
@@ -161,6 +167,33 @@ impl Buffer {
     }
 }
 
+/// Whether an instruction that has retired took the flow elsewhere. A call of the next instruction
+/// did, too.
+#[inline]
+fn branched(from: u64, insn: Insn, to: u64) -> bool {
+    match insn.kind {
+        Kind::Conditional => to != from.wrapping_add(u64::from(insn.len)),
+        Kind::Jump
+        | Kind::Call
+        | Kind::IndirectJump
+        | Kind::IndirectCall
+        | Kind::Return
+        | Kind::Far
+        | Kind::InterruptReturn => true,
+        // What goes elsewhere without being a branch, such as an aborted transaction.
+        _ => to.wrapping_sub(from) > MAX_INSN,
+    }
+}
+
+/// Whether the instruction that has retired isn't traced, or is the last one that is.
+#[inline]
+fn is_at_border(filter: &Filter, trace: &Trace, from: u64, insn: Insn, to: u64) -> bool {
+    if filter.is_none() {
+        return false;
+    }
+    !trace.context_on() || (branched(from, insn, to) && (filter.stops_at(to) || !filter.admits(to)))
+}
+
 fn clock() -> Clock {
     Clock {
         tsc: step::timestamp(),
@@ -170,6 +203,9 @@ fn clock() -> Clock {
 
 impl Open {
     fn step(&mut self, trace: &mut Trace, step: Step) {
+        if self.stopped {
+            return;
+        }
         if self.config.pattern {
             self.count(step);
             return;
@@ -180,7 +216,7 @@ impl Open {
         // what led to it, there is a break, as there is when the hardware is stopped for the
         // sample.
         if mem::take(&mut self.sampled) && self.config.trace.tsc {
-            if let Step::Retire { from, .. } = step {
+            if let (Step::Retire { from, .. }, true) = (step, trace.context_on()) {
                 trace.async_exit(out, from);
                 trace.enable(out, from, clock(), self.mode);
             }
@@ -195,7 +231,16 @@ impl Open {
                     self.restart = false;
                     trace.start(out, clock());
                 }
-                trace.enable(out, ip, clock(), self.mode);
+                if self.filter.stops_at(ip) {
+                    self.stop(trace);
+                } else if self.filter.admits(ip) {
+                    trace.enable(out, ip, clock(), self.mode);
+                }
+            }
+            Step::Retire { from, insn, to }
+                if is_at_border(&self.filter, trace, from, insn, to) =>
+            {
+                self.cross(trace, from, insn, to);
             }
             Step::Retire { from, insn, to } => {
                 let next = from.wrapping_add(u64::from(insn.len));
@@ -207,8 +252,7 @@ impl Open {
                     Kind::IndirectCall => trace.indirect_call(out, to, next),
                     Kind::Return => trace.ret(out, to),
                     Kind::Far | Kind::InterruptReturn => trace.far_transfer(out, to, self.mode),
-                    // What goes elsewhere without being a branch, such as an aborted transaction.
-                    Kind::Other if to.wrapping_sub(from) > MAX_INSN => {
+                    Kind::Other if branched(from, insn, to) => {
                         trace.async_transfer(out, from, to);
                     }
                     _ => {}
@@ -223,9 +267,46 @@ impl Open {
         }
     }
 
+    /// An instruction [at a border](is_at_border) has retired.
+    fn cross(&mut self, trace: &mut Trace, from: u64, insn: Insn, to: u64) {
+        if !branched(from, insn, to) {
+            return;
+        }
+        let out = &mut self.ring;
+        let next = from.wrapping_add(u64::from(insn.len));
+        match insn.kind {
+            _ if !trace.context_on() => {}
+            Kind::Conditional => trace.leave(out, None),
+            Kind::Call | Kind::IndirectCall => {
+                trace.call(next);
+                trace.leave(out, Some(to));
+            }
+            Kind::Return => trace.leave_by_return(out, to),
+            Kind::Jump | Kind::IndirectJump | Kind::Far | Kind::InterruptReturn => {
+                trace.leave(out, Some(to));
+            }
+            _ => trace.async_leave(out, from, to),
+        }
+        if self.filter.stops_at(to) {
+            self.stop(trace);
+        } else if self.filter.admits(to) {
+            trace.enable(out, to, clock(), self.mode);
+        }
+    }
+
+    /// Ends the trace, for as long as the transaction is open.
+    fn stop(&mut self, trace: &mut Trace) {
+        trace.stop(&mut self.ring);
+        self.stopped = true;
+    }
+
     /// The `pattern` source: one word per instruction, with the number of such words before it.
     fn count(&mut self, step: Step) {
-        if let Step::Retire { .. } = step {
+        if let Step::Retire { from, .. } = step {
+            self.stopped = self.filter.stops_at(from);
+            if self.stopped || !self.filter.admits(from) {
+                return;
+            }
             let word = self.ring.word;
             self.ring.put(&word.to_le_bytes());
             self.ring.word = word.wrapping_add(1);
@@ -274,6 +355,7 @@ impl Units {
     pub(crate) fn open(
         &self,
         config: Config,
+        filter: Filter,
         output: AuxOutput<SoftPt>,
         paused: bool,
         cx: &IrqsOff<'_>,
@@ -292,8 +374,10 @@ impl Units {
             }
             unit.open = Some(Open {
                 config,
+                filter,
                 mode: ExecMode::Bits64,
                 restart: paused,
+                stopped: filter.is_nowhere(),
                 sampled: false,
                 ring,
             });
@@ -343,7 +427,7 @@ impl Handler for Units {
                 match &mut unit.open {
                     Some(open) => {
                         open.step(&mut unit.trace, step);
-                        true
+                        !open.stopped
                     }
                     None => false,
                 }

@@ -97,6 +97,11 @@ fn mode_exec() {
 }
 
 #[test]
+fn trace_stop() {
+    assert_eq!(packet(packet::trace_stop), [0x02, 0x83]);
+}
+
+#[test]
 fn ovf() {
     assert_eq!(packet(packet::ovf), [0x02, 0xf3]);
 }
@@ -256,6 +261,10 @@ fn says_nothing_before_it_is_enabled() {
         t.far_transfer(out, 0x1000, ExecMode::Bits32);
         t.async_exit(out, 0x1000);
         t.async_transfer(out, 0x1000, 0x2000);
+        t.leave(out, Some(0x1000));
+        t.leave(out, None);
+        t.leave_by_return(out, 0x1000);
+        t.async_leave(out, 0x1000, 0x2000);
         t.flush(out);
         t.sync(out, 0x1000, CLOCK, ExecMode::Bits64);
     });
@@ -571,4 +580,55 @@ fn max_event() {
     unit.trace
         .sync(&mut unit.out, 1 << 55, CLOCK, ExecMode::Bits64);
     assert_eq!(unit.out.bytes.len(), MAX_EVENT);
+}
+
+/// What leaves the addresses that are traced says where to, unless the code tells; what was held
+/// back comes first, and the flow may come back at once.
+#[test]
+fn leaves_for_what_is_not_traced() {
+    let mut unit = Unit::tracing(CONFIG);
+    unit.nothing(|t, out| t.conditional(out, true));
+    unit.expect(&[&[0b110], &[0x21, 0x00, 0x20]], |t, out| {
+        t.leave(out, Some(0x40_2000));
+    });
+    assert!(!unit.trace.context_on());
+    unit.expect(&[&TSC, &[0x31, 0x08, 0x10]], |t, out| {
+        t.enable(out, 0x40_1008, CLOCK, ExecMode::Bits64);
+    });
+    unit.expect(&[&PGD], |t, out| t.leave(out, None));
+    unit.expect(&[&TSC, &[0x31, 0x10, 0x10]], |t, out| {
+        t.enable(out, 0x40_1010, CLOCK, ExecMode::Bits64);
+    });
+    unit.expect(&[&[0x3d, 0x18, 0x10], &[0x21, 0x00, 0x30]], |t, out| {
+        t.async_leave(out, 0x40_1018, 0x40_3000);
+    });
+    unit.expect(&[&[0x02, 0x83]], |t, out| t.stop(out));
+    assert!(!unit.trace.context_on());
+}
+
+/// A return that leaves makes the next ones plain: decoders don't agree on what is on their stacks
+/// then. A call that leaves doesn't.
+#[test]
+fn leaves_by_call_and_return() {
+    let mut unit = Unit::tracing(CONFIG);
+    let back = |unit: &mut Unit, ip| {
+        unit.trace
+            .enable(&mut unit.out, ip, CLOCK, ExecMode::Bits64);
+    };
+    unit.nothing(|t, _| t.call(0x40_1005));
+    unit.expect(&[&[0x21, 0x00, 0x20]], |t, out| {
+        t.call(0x40_1105);
+        t.leave(out, Some(0x40_2000));
+    });
+    // The callee's return isn't traced; that of the caller finds the callee's entry on top.
+    back(&mut unit, 0x40_1105);
+    unit.expect(&[&[0x2d, 0x05, 0x10]], |t, out| t.ret(out, 0x40_1005));
+
+    unit.nothing(|t, _| t.call(0x40_1005));
+    unit.nothing(|t, _| t.call(0x40_1205));
+    unit.expect(&[&[0x21, 0x00, 0x30]], |t, out| {
+        t.leave_by_return(out, 0x40_3000);
+    });
+    back(&mut unit, 0x40_1205);
+    unit.expect(&[&[0x2d, 0x05, 0x10]], |t, out| t.ret(out, 0x40_1005));
 }

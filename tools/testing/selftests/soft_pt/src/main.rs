@@ -6,6 +6,7 @@
 //! - [`tests::oracle`]: the trace against a ptrace stepper, instruction by instruction.
 //! - [`tests::record`]: every sampler and every way of recording.
 //! - [`tests::pause`]: AUX pause and resume.
+//! - [`tests::filter`]: address filters.
 //! - [`tests::situation`]: programs in which single-stepping could show or do harm.
 //! - [`tests::stress`]: tracing that goes on and off under a busy program.
 //! - [`tests::refuse`]: what the PMU must refuse.
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
             tests::oracle::TESTS,
             tests::record::TESTS,
             tests::pause::TESTS,
+            tests::filter::TESTS,
             tests::situation::TESTS,
             tests::stress::TESTS,
             tests::refuse::TESTS,

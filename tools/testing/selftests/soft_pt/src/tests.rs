@@ -2,6 +2,7 @@
 
 //! The tests, and what they share.
 
+pub mod filter;
 pub mod oracle;
 pub mod pause;
 pub mod record;
@@ -52,8 +53,7 @@ fn failed(what: String) -> Stop {
 fn symbol_of(name: &str, wanted: &str) -> Result<Symbol, Stop> {
     let path = program(name)?;
     let elf = fs::read(&path).map_err(io(path.display()))?;
-    symbol(&elf, wanted)
-        .ok_or_else(|| failed(format!("{} has no symbol {wanted}", path.display())))
+    symbol(&elf, wanted).ok_or_else(|| failed(format!("{} has no symbol {wanted}", path.display())))
 }
 
 /// `flow ROUNDS`, about to be run by exec when told to.

@@ -45,9 +45,11 @@ global_asm!(
 // A handler returns through this, because the kernel offers x86-64 no return path of its own.
 global_asm!(
     ".globl flow_restorer",
+    ".type flow_restorer, @function",
     "flow_restorer:",
     "mov $15, %eax", // rt_sigreturn
     "syscall",
+    ".size flow_restorer, . - flow_restorer",
     options(att_syntax),
 );
 

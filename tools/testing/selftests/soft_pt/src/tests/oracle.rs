@@ -61,14 +61,19 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Rounds of the program; each is about 4,500 instructions in each of two threads.
-pub(super) const ROUNDS: usize = 4;
+const ROUNDS: usize = 4;
 
-pub(super) fn step() -> Result<stepper::Steps, Stop> {
-    let steps = stepper::step(&program("flow")?, &[&ROUNDS.to_string()]).map_err(failed)?;
+fn step() -> Result<stepper::Steps, Stop> {
+    step_rounds(ROUNDS)
+}
+
+/// What the stepper sees of so many rounds.
+pub(super) fn step_rounds(rounds: usize) -> Result<stepper::Steps, Stop> {
+    let steps = stepper::step(&program("flow")?, &[&rounds.to_string()]).map_err(failed)?;
     check_eq!(steps.status, 0, "status of the stepped program");
     check_eq!(steps.threads.len(), 2, "threads");
     // One fault in each round; the signal from a system call comes where any address may come.
-    steps.check(ROUNDS).map_err(failed)?;
+    steps.check(rounds).map_err(failed)?;
     Ok(steps)
 }
 

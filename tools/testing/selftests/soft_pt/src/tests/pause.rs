@@ -60,6 +60,9 @@ pub const TESTS: &[Test] = &[
     Test::new("pause.function_in_snapshot", function_in_snapshot).limit(150),
 ];
 
+/// Rounds of the program where it is stepped, too.
+const ROUNDS: usize = 2;
+
 const ENTRY: &str = "soft_pt_selftest:entry";
 const RETURN: &str = "soft_pt_selftest:return";
 
@@ -117,14 +120,14 @@ fn record(data: &Path, group: &str, options: &[&str], rounds: usize) -> Result<p
 /// instructions and no others, in each of two threads that share a CPU.
 fn function(ctx: &Ctx, options: &[&str]) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step()?;
+    let steps = oracle::step_rounds(ROUNDS)?;
     let probes = Probes::new()?;
     // There is an event per CPU, and each is paused on its own.
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
     let options = [&["-m", ",4M"], options].concat();
-    let ran = record(&data, &Probes::group(""), &options, oracle::ROUNDS)?;
+    let ran = record(&data, &Probes::group(""), &options, ROUNDS)?;
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
     let threads = oracle::decoded(&data)?;
     // Without inheritance the second thread is not recorded.
@@ -144,13 +147,13 @@ fn function(ctx: &Ctx, options: &[&str]) -> Outcome {
 /// The same in a snapshot area, of which the latest is left.
 fn function_in_snapshot(ctx: &Ctx) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step()?;
+    let steps = oracle::step_rounds(ROUNDS)?;
     let probes = Probes::new()?;
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
     let options = ["-Se", "-m", ",64K", "--per-thread"];
-    record(&data, &Probes::group(""), &options, oracle::ROUNDS)?;
+    record(&data, &Probes::group(""), &options, ROUNDS)?;
     let threads = oracle::decoded(&data)?;
     check_eq!(threads.len(), 1, "threads in the trace");
     let want: Vec<u64> = probes.of(&steps.threads[0]).collect();
@@ -228,11 +231,11 @@ fn cost_while_paused(ctx: &Ctx) -> Outcome {
 /// What it costs to trace one function of a program is its share of what it costs to trace the
 /// whole, apart from the probes.
 fn cost_of_a_function(ctx: &Ctx) -> Outcome {
-    const ROUNDS: usize = 60;
+    const LONG: usize = 60;
     const TURNS: usize = 3;
 
     pmu_for_perf(ctx)?;
-    let steps = oracle::step()?;
+    let steps = oracle::step_rounds(ROUNDS)?;
     let probes = Probes::new()?;
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
@@ -241,7 +244,7 @@ fn cost_of_a_function(ctx: &Ctx) -> Outcome {
         let mut least = f64::MAX;
         for _ in 0..TURNS {
             let start = Instant::now();
-            record(&data, group, &["-m", "1M,4M"], ROUNDS)?;
+            record(&data, group, &["-m", "1M,4M"], LONG)?;
             least = least.min(start.elapsed().as_secs_f64());
         }
         Ok(least)

@@ -12,6 +12,7 @@
 mod children;
 mod debugger;
 mod flags;
+mod library;
 mod own_trap;
 mod probes;
 mod signals;
@@ -55,6 +56,7 @@ const SITUATIONS: &[(&str, Situation)] = &[
     ("thread", children::thread),
     ("spawn", children::spawn),
     ("exec", children::exec),
+    ("dlopen", library::dlopen),
     ("core-dump", children::core_dump),
     ("kill", children::kill),
     ("exit-with-threads", children::exit_with_threads),
