@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What one traced instruction costs.
+//!
+//! Loops of known make are run untraced, traced, and under a ptrace stepper, in turns in the same
+//! boot. What is measured is the loop alone: the program is there already, and the clock is read
+//! on both sides of the loop. A run of no rounds is taken off each.
+//!
+//! In QEMU with `-icount shift=0,sleep=off` and one CPU the time-stamp counter counts instructions,
+//! so that the cost of a step is a number of instructions ("guest instructions"). Elsewhere only
+//! the ratios of one run mean anything.
+//!
+//! Standard output has one JSON object per line, standard error the same for people.
+
+use perf_aux::{
+    load::pin,
+    ring::{
+        AuxMode,
+        Ring, //
+    },
+    sys::Pmu,
+    Attr,
+    Error,
+    Result, //
+};
+use std::{
+    arch::{
+        global_asm,
+        x86_64::_rdtsc, //
+    },
+    process::ExitCode,
+    ptr,
+    time::{
+        Duration,
+        Instant, //
+    }, //
+};
+
+// run(loop, rounds): calls `loop`, between two addresses that a stepper knows.
+//
+// Each loop takes the number of rounds, 0 included.
+global_asm!(
+    ".globl step_cost_run, step_cost_ran",
+    "step_cost_run:",
+    "mov %rdi, %rax",
+    "mov %rsi, %rdi",
+    "sub $8, %rsp",
+    "call *%rax",
+    "step_cost_ran:",
+    "add $8, %rsp",
+    "ret",
+    // Conditional branches, every second instruction.
+    ".globl step_cost_branches",
+    "step_cost_branches:",
+    "inc %rdi",
+    "jmp 2f",
+    "1: test $3, %edi",
+    "jz 2f",
+    "test $5, %edi",
+    "jnz 2f",
+    "xor %eax, %eax",
+    "2: dec %rdi",
+    "jnz 1b",
+    "ret",
+    // Straight code of common instructions, with one branch in 32.
+    ".globl step_cost_straight",
+    "step_cost_straight:",
+    "inc %rdi",
+    "jmp 2f",
+    ".globl step_cost_straight_round",
+    "step_cost_straight_round:",
+    "1: .rept 5",
+    "lea 8(%rdi,%rsi,2), %rax",
+    "mov %rax, -8(%rsp)",
+    "add $3, %eax",
+    "movzbl %al, %ecx",
+    "mov -8(%rsp), %rdx",
+    "xor %rcx, %rdx",
+    ".endr",
+    "2: dec %rdi",
+    "jnz 1b",
+    "ret",
+    // A dispatch: an indirect jump, an indirect call and its return, a call and its return.
+    ".globl step_cost_indirect",
+    "step_cost_indirect:",
+    "inc %rdi",
+    "lea 4f(%rip), %rsi",
+    "lea 5f(%rip), %rdx",
+    "jmp 2f",
+    "1: jmp *%rsi",
+    "ud2",
+    "4: call *%rdx",
+    "call 5f",
+    "2: dec %rdi",
+    "jnz 1b",
+    "ret",
+    "5: ret",
+    options(att_syntax),
+);
+
+type Loop = extern "C" fn(u64) -> u64;
+
+extern "C" {
+    fn step_cost_run(work: Loop, rounds: u64) -> u64;
+    static step_cost_ran: u8;
+    static step_cost_straight_round: u8;
+    fn step_cost_branches(rounds: u64) -> u64;
+    fn step_cost_straight(rounds: u64) -> u64;
+    fn step_cost_indirect(rounds: u64) -> u64;
+}
+
+extern "C" fn branches(rounds: u64) -> u64 {
+    // SAFETY: The function only counts.
+    unsafe { step_cost_branches(rounds) }
+}
+
+extern "C" fn straight(rounds: u64) -> u64 {
+    // SAFETY: The function only counts, and writes below the stack pointer.
+    unsafe { step_cost_straight(rounds) }
+}
+
+extern "C" fn indirect(rounds: u64) -> u64 {
+    // SAFETY: The function only counts.
+    unsafe { step_cost_indirect(rounds) }
+}
+
+/// What a compiler makes of a sort: insertion sorts of a few numbers.
+extern "C" fn sort(rounds: u64) -> u64 {
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let mut numbers = [0u64; 24];
+    for _ in 0..rounds {
+        for number in &mut numbers {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            *number = seed;
+        }
+        for i in 1..numbers.len() {
+            let mut j = i;
+            while j > 0 && numbers[j - 1] > numbers[j] {
+                numbers.swap(j - 1, j);
+                j -= 1;
+            }
+        }
+        seed ^= numbers[12];
+    }
+    seed
+}
+
+fn run(work: Loop, rounds: u64) -> u64 {
+    // SAFETY: `work` is a function of the C convention.
+    unsafe { step_cost_run(work, rounds) }
+}
+
+fn now() -> u64 {
+    // SAFETY: The instruction exists on every x86-64 CPU.
+    unsafe { _rdtsc() }
+}
+
+/// Ticks of the time-stamp counter while the loop runs.
+fn ticks(work: Loop, rounds: u64) -> u64 {
+    let start = now();
+    run(work, rounds);
+    now() - start
+}
+
+/// The same while `attr` is on, with an AUX area that is a snapshot.
+fn traced_ticks(attr: &Attr, work: Loop, rounds: u64) -> Result<u64> {
+    let event = attr.open()?;
+    let ring = Ring::map(&event, 1)?;
+    let _aux = ring.map_aux(&event, 64, AuxMode::Snapshot)?;
+    event.enable()?;
+    let time = ticks(work, rounds);
+    event.disable()?;
+    if ring.aux_head() == 0 {
+        return Err(Error::new("nothing was traced"));
+    }
+    Ok(time)
+}
+
+/// How many instructions are traced, by the words that the `pattern` source writes.
+fn steps(pmu: &Pmu, work: Loop, rounds: u64) -> Result<u64> {
+    let pattern = pmu
+        .config("pattern", 1)?
+        .ok_or_else(|| Error::new("the PMU has no pattern source"))?;
+    let event = pmu.event(pattern).open()?;
+    let ring = Ring::map(&event, 1)?;
+    let aux = ring.map_aux(&event, 1024, AuxMode::Full)?;
+    event.enable()?;
+    ticks(work, rounds);
+    event.disable()?;
+    let bytes = ring.aux_head();
+    if bytes >= aux.size() as u64 {
+        return Err(Error::new("the pattern does not fit into the AUX area"));
+    }
+    Ok(bytes / 8)
+}
+
+fn failed<T>(what: &str) -> Result<T> {
+    Err(Error::last_os(what.to_owned()))
+}
+
+fn wait_stopped(pid: i32) -> Result<()> {
+    let mut status = 0;
+    // SAFETY: waitpid() writes one status.
+    if unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) } != pid {
+        return failed("waitpid");
+    }
+    match libc::WIFSTOPPED(status) {
+        true => Ok(()),
+        false => Err(Error::new(format!("the stepped child ended: {status:#x}"))),
+    }
+}
+
+/// What a debugger does for each instruction: PTRACE_SINGLESTEP, waitpid(), PTRACE_GETREGS.
+fn step_to(pid: i32, address: u64) -> Result<u64> {
+    // SAFETY: All zeros is a value of this plain data.
+    let mut regs: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    let mut steps = 0;
+    loop {
+        // SAFETY: The request takes numbers.
+        if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, pid, 0usize, 0usize) } < 0 {
+            return failed("PTRACE_SINGLESTEP");
+        }
+        wait_stopped(pid)?;
+        // SAFETY: The request writes one `user_regs_struct`.
+        if unsafe { libc::ptrace(libc::PTRACE_GETREGS, pid, 0usize, &raw mut regs) } < 0 {
+            return failed("PTRACE_GETREGS");
+        }
+        steps += 1;
+        if regs.rip == address {
+            return Ok(steps);
+        }
+    }
+}
+
+/// Steps of a ptrace stepper, and its time, with the child on one CPU.
+fn stepped(work: Loop, rounds: u64, cpu: usize) -> Result<(u64, Duration)> {
+    // SAFETY: This process has one thread, so the child may do anything.
+    let pid = unsafe { libc::fork() };
+    if pid < 0 {
+        return failed("fork");
+    }
+    if pid == 0 {
+        let pinned = pin(cpu).is_ok();
+        // SAFETY: Plain numbers.
+        unsafe {
+            if !pinned || libc::ptrace(libc::PTRACE_TRACEME, 0, 0usize, 0usize) < 0 {
+                libc::_exit(1);
+            }
+            libc::raise(libc::SIGSTOP);
+            run(work, rounds);
+            libc::_exit(0)
+        }
+    }
+    let result = wait_stopped(pid).and_then(|()| {
+        step_to(pid, work as usize as u64)?;
+        let start = Instant::now();
+        let steps = step_to(pid, &raw const step_cost_ran as u64)?;
+        Ok((steps, start.elapsed()))
+    });
+    // SAFETY: The child is ours and not waited for yet.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, ptr::null_mut(), libc::__WALL);
+    }
+    result
+}
+
+/// The loops, each with the rounds that make some 100,000 instructions.
+const LOOPS: [(&str, Loop, u64); 4] = [
+    ("branches", branches, 14_000),
+    ("straight code", straight, 3_100),
+    ("indirect branches", indirect, 12_500),
+    ("sort", sort, 60),
+];
+
+/// Runs of which the least or the median is taken.
+const RUNS: usize = 7;
+
+fn least(mut time: impl FnMut() -> Result<u64>) -> Result<u64> {
+    (0..RUNS).try_fold(u64::MAX, |least, _| Ok(least.min(time()?)))
+}
+
+/// Per step: with the traced loop, its steps, and what the untraced loop takes.
+fn cost(attr: &Attr, work: Loop, rounds: u64, steps: u64) -> Result<f64> {
+    let all = least(|| traced_ticks(attr, work, rounds))?;
+    let none = least(|| traced_ticks(attr, work, 0))?;
+    let untraced = least(|| Ok(ticks(work, rounds)))?;
+    Ok((all.saturating_sub(none).saturating_sub(untraced)) as f64 / steps as f64)
+}
+
+/// What a debug exception costs that leads to nothing but a count.
+fn exception() -> Result<f64> {
+    const HITS: u64 = 10_000;
+    let address = &raw const step_cost_straight_round as u64;
+    let event = Attr::exec_breakpoint(address, 0).user_only().disabled().open()?;
+    let time = |rounds: u64| -> Result<u64> {
+        event.enable()?;
+        let time = ticks(straight, rounds);
+        event.disable()?;
+        Ok(time)
+    };
+    let before = event.count()?;
+    time(HITS)?;
+    let hits = event.count()? - before;
+    if hits != HITS {
+        return Err(Error::new(format!("{hits} breakpoints hit, expected {HITS}")));
+    }
+    let all = least(|| time(HITS))?;
+    let none = least(|| time(0))?;
+    let untraced = least(|| Ok(ticks(straight, HITS)))?;
+    Ok((all.saturating_sub(none).saturating_sub(untraced)) as f64 / HITS as f64)
+}
+
+fn pmu() -> Result<Pmu> {
+    for name in ["intel_pt", "soft_pt"] {
+        if let Some(pmu) = Pmu::find(name)? {
+            return Ok(pmu);
+        }
+    }
+    Err(Error::new("there is no PMU called intel_pt or soft_pt"))
+}
+
+/// Instructions of the guest for each step.
+fn instructions(pmu: &Pmu) -> Result<()> {
+    let field = |name: &str, value: u64| {
+        pmu.config(name, value)?
+            .ok_or_else(|| Error::new(format!("the PMU has no {name}")))
+    };
+    let variants = [
+        ("packets", 0),
+        ("no packets", field("pt", 1)?),
+        ("pattern", field("pattern", 1)?),
+    ];
+    let exception = exception()?;
+    eprintln!("{:<20} {:<12} {exception:8.1}", "debug exception", "breakpoint");
+    println!(
+        r#"{{"what":"debug exception","variant":"counting breakpoint","instructions":{exception:.1}}}"#
+    );
+    for (what, work, rounds) in LOOPS {
+        let steps = steps(pmu, work, rounds)? - steps(pmu, work, 0)?;
+        for (variant, config) in variants {
+            let cost = cost(&pmu.event(config), work, rounds, steps)?;
+            eprintln!("{what:<20} {variant:<12} {cost:8.1}");
+            println!(
+                r#"{{"what":"{what}","variant":"{variant}","steps":{steps},"instructions":{cost:.1}}}"#
+            );
+        }
+    }
+    Ok(())
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// Instructions per second, and the ratios to a ptrace stepper and to the same untraced.
+fn speed(pmu: &Pmu) -> Result<()> {
+    /// How often more rounds the traced loop does than the one under ptrace, and the untraced than
+    /// the traced, so that each takes about as long.
+    const TRACED: u64 = 60;
+    const UNTRACED: u64 = 50;
+
+    let cpus = perf_aux::load::cpus()?;
+    let (Some(&own), Some(&other)) = (cpus.first(), cpus.last()) else {
+        return Err(Error::new("no CPU"));
+    };
+    pin(own)?;
+    for (what, work, rounds) in LOOPS {
+        let per_round = steps(pmu, work, rounds)? - steps(pmu, work, 0)?;
+        let clocked = |attr: Option<&Attr>, rounds: u64| -> Result<f64> {
+            let event = attr.map(|attr| attr.open()).transpose()?;
+            let ring = event.as_ref().map(|event| Ring::map(event, 1)).transpose()?;
+            let _aux = match (&event, &ring) {
+                (Some(event), Some(ring)) => Some(ring.map_aux(event, 64, AuxMode::Snapshot)?),
+                _ => None,
+            };
+            if let Some(event) = &event {
+                event.enable()?;
+            }
+            let start = Instant::now();
+            run(work, rounds);
+            let time = start.elapsed();
+            if let Some(event) = &event {
+                event.disable()?;
+            }
+            Ok(time.as_secs_f64())
+        };
+        let attr = pmu.event(0);
+        let (mut traced, mut untraced, mut ptraced) = (vec![], vec![], vec![]);
+        let (mut to_ptrace, mut to_untraced) = (vec![], vec![]);
+        for _ in 0..RUNS {
+            let few = (rounds / TRACED).max(1);
+            // On one CPU, or one each: whichever is faster.
+            let mut fastest = 0f64;
+            for cpu in [own, other] {
+                let (steps, time) = stepped(work, few, cpu)?;
+                fastest = fastest.max(steps as f64 / time.as_secs_f64());
+            }
+            let by_trace = per_round as f64 / clocked(Some(&attr), rounds)?;
+            let bare = (per_round * UNTRACED) as f64 / clocked(None, rounds * UNTRACED)?;
+            to_ptrace.push(by_trace / fastest);
+            to_untraced.push(bare / by_trace);
+            traced.push(by_trace);
+            untraced.push(bare);
+            ptraced.push(fastest);
+        }
+        let (least, most) = (
+            to_ptrace.iter().copied().fold(f64::MAX, f64::min),
+            to_ptrace.iter().copied().fold(0f64, f64::max),
+        );
+        let (traced, untraced, ptraced) = (median(traced), median(untraced), median(ptraced));
+        let (to_ptrace, to_untraced) = (median(to_ptrace), median(to_untraced));
+        eprintln!(
+            "{what:<20} traced {traced:9.0}/s, ptrace {ptraced:7.0}/s, ratio {to_ptrace:6.1} ({least:.1} to {most:.1}), untraced {untraced:.2e}/s, ratio {to_untraced:.0}"
+        );
+        for (variant, per_second) in [
+            ("traced", traced),
+            ("ptrace", ptraced),
+            ("untraced", untraced),
+        ] {
+            println!(r#"{{"what":"{what}","variant":"{variant}","per_second":{per_second:.0}}}"#);
+        }
+        println!(
+            r#"{{"what":"{what}","variant":"traced to ptrace","ratio":{to_ptrace:.1},"least":{least:.1},"most":{most:.1}}}"#
+        );
+        println!(r#"{{"what":"{what}","variant":"untraced to traced","ratio":{to_untraced:.1}}}"#);
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = pmu().and_then(|pmu| {
+        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["instructions"] => instructions(&pmu),
+            ["speed"] => speed(&pmu),
+            _ => Err(Error::new("usage: step_cost instructions|speed")),
+        }
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("step_cost: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
