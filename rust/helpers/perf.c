@@ -6,6 +6,7 @@
 
 #include <asm/msr.h>
 #include <linux/sched/task_stack.h>
+#include <linux/uaccess.h>
 #include <linux/uprobes.h>
 #include <trace/events/sched.h>
 #include <trace/events/signal.h>
@@ -38,6 +39,17 @@ __rust_helper int rust_helper_user_mode(struct pt_regs *regs)
 __rust_helper bool rust_helper_user_64bit_mode(struct pt_regs *regs)
 {
 	return user_64bit_mode(regs);
+}
+
+__rust_helper bool rust_helper_get_user_nofault(u64 *to, const u64 __user *from)
+{
+	int err;
+
+	pagefault_disable();
+	err = get_user(*to, from);
+	pagefault_enable();
+
+	return !err;
 }
 
 __rust_helper u64 rust_helper_rdtsc(void)

@@ -90,23 +90,41 @@ impl AuxArea {
     ///
     /// The caller must be the only writer of the area, and the area's `free_aux` must not have been
     /// called.
-    #[inline]
+    #[inline(always)]
     unsafe fn write(&self, at: u64, bytes: &[u8]) {
         let place = (at & (self.size() - 1)) as usize;
         let offset = place & (PAGE_SIZE - 1);
-        let len = bytes.len().min(PAGE_SIZE - offset);
-        let (now, later) = bytes.split_at_checked(len).unwrap_or((bytes, &[]));
+        if bytes.len() > PAGE_SIZE - offset {
+            // SAFETY: As for this call.
+            unsafe { self.write_apart(at, bytes) };
+            return;
+        }
         // SAFETY: `place` is less than the size of the area, so its page number is less than
         // `nr_pages`, and the array is valid by the type invariants. The bytes from `offset` on are
         // inside of the page, which is valid for writes until `free_aux`, and which nobody else
         // writes, by the safety requirements of this function.
         unsafe {
             let page = *self.pages.as_ptr().add(place / PAGE_SIZE);
-            core::ptr::copy_nonoverlapping(now.as_ptr(), page.cast::<u8>().add(offset), now.len());
+            let to = page.cast::<u8>().add(offset);
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
-        if !later.is_empty() {
+    }
+
+    /// The same for what does not fit into one page. Apart, so that what does fit is a store or two
+    /// where its length is known.
+    ///
+    /// # Safety
+    ///
+    /// That of [`write`](Self::write).
+    #[inline(never)]
+    unsafe fn write_apart(&self, mut at: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = PAGE_SIZE - (at as usize & (PAGE_SIZE - 1));
+            let (now, later) = bytes.split_at_checked(room).unwrap_or((bytes, &[]));
             // SAFETY: As for this call.
-            unsafe { self.write(at.wrapping_add(len as u64), later) };
+            unsafe { self.write(at, now) };
+            at = at.wrapping_add(now.len() as u64);
+            bytes = later;
         }
     }
 }
@@ -249,7 +267,7 @@ impl<P: Pmu> AuxOutput<P> {
     ///
     /// In full-trace mode the bytes must be among the [`space`](Self::space) from
     /// [`head`](Self::head) on. Readers are told of them when the transaction ends.
-    #[inline]
+    #[inline(always)]
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
         // SAFETY: The transaction is open: the core lets one exist at a time per buffer, and does
         // not free the AUX area before it has ended.

@@ -256,6 +256,7 @@ impl<P: Pmu> Event<P> {
     }
 }
 
+#[cfg(not(PERF_IN_MODULE))]
 #[macros::kunit_tests(rust_perf_filter)]
 mod tests {
     use super::*;

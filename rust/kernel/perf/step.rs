@@ -75,6 +75,7 @@ use crate::{
     types::Opaque, //
 };
 
+mod decode;
 mod insn;
 mod task;
 
@@ -124,12 +125,24 @@ pub enum Step {
     Lost,
 }
 
+/// What a [`Handler`] wants to be told from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Every step.
+    All,
+    /// Every step but those instructions that surely were no branch: [`Kind::Other`] after which
+    /// the flow went on at most [`Insn::MAX_LEN`] bytes ahead. They are most of what programs do.
+    ///
+    /// The next step after [`Stepper::catch_up`] is told in any case.
+    Branches,
+    /// None: the CPU is paused (see [`Stepper::pause`]).
+    Nothing,
+}
+
 /// Whoever wants to know.
 pub trait Handler: Send + Sync {
-    /// Called on the CPU on which `step` happened, in order.
-    ///
-    /// Returns whether to go on; if not, the CPU is paused (see [`Stepper::pause`]).
-    fn step(&self, step: Step, cx: &NmiLike<'_>) -> bool;
+    /// Called on the CPU on which `step` happened, in order. Returns what to be told next.
+    fn step(&self, step: Step, cx: &NmiLike<'_>) -> Interest;
 }
 
 /// Where a task is about to go on in user mode.
@@ -153,6 +166,24 @@ struct Position {
     hidden: bool,
     /// A signal was delivered since, and had the instruction entered the kernel before that?
     signalled: Option<bool>,
+    stage: Stage,
+}
+
+/// How far a task is with an instruction.
+///
+/// Most steps go from one of the first two to the other and back, and take the short way that
+/// their conditions allow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The instruction before was reported, and the task has not been on its way to user mode
+    /// since. `insn` is not known yet, and nothing of what makes a position [`Stage::Odd`] is true.
+    Retired,
+    /// The task is on its way to run the instruction. `insn` is known and stays in user mode, and
+    /// nothing of what makes a position odd is true.
+    Fetched,
+    /// Any of `sigreturn`, `out_of_line`, `hidden`, `signalled` may be set, `at` may not be `ip`,
+    /// the address space may have a page of the uprobes, or it is just not one of the above.
+    Odd,
 }
 
 /// What the stepper knows on one CPU.
@@ -160,6 +191,8 @@ struct Cpu {
     notifier: Opaque<bindings::user_return_notifier>,
     registered: bool,
     last: Option<Position>,
+    /// Every step is to be reported.
+    all: bool,
     /// The instruction whose trap is being handled was retired by [`Stepper::catch_up`] already.
     early: Option<Insn>,
 }
@@ -229,6 +262,7 @@ impl Stepper {
                 notifier: Opaque::new(notifier),
                 registered: false,
                 last: None,
+                all: true,
                 early: None,
             })
         })?;
@@ -266,6 +300,7 @@ impl Stepper {
         self.shared.cpus.with(cx, |cpu| {
             if !cpu.registered {
                 cpu.last = None;
+                cpu.all = true;
                 cpu.early = None;
                 // SAFETY: Interrupts are off, the notifier is not registered and stays in place for
                 // as long as the stepper exists, which is at least until `disarm`.
@@ -327,32 +362,15 @@ impl Stepper {
     ///
     /// A debug register that triggers together with the trap is handled first, and may take a
     /// sample: without this, the sample would lack the branch that led there.
-    #[inline]
+    ///
+    /// The next step is told whatever the handler's [`Interest`], unless this comes in an NMI that
+    /// has interrupted the stepper.
+    #[inline(never)]
     pub fn catch_up(&self, cx: &NmiLike<'_>) {
         let task = Task::current();
-        if task.is_user() && task.trap_pending() {
-            self.retire_early(&task, cx);
-        }
-    }
-
-    #[inline(never)]
-    fn retire_early(&self, task: &Task, cx: &NmiLike<'_>) {
         self.shared.cpus.with(cx, |cpu| {
-            let Some(last) = cpu.last else { return };
-            let to = task.ip();
-            let entered = matches!(
-                last.insn.map(|insn| insn.kind),
-                Some(Kind::Syscall | Kind::Interrupt | Kind::Breakpoint)
-            );
-            if last.task == task.as_ptr()
-                && last.ip != to
-                && !entered
-                && !last.out_of_line
-                && last.signalled.is_none()
-                && cpu.early.is_none()
-            {
-                cpu.early = Some(self.shared.retire(cpu, task, cx));
-            }
+            self.shared.catch_up(cpu, &task, cx);
+            cpu.all = true;
         });
     }
 }
@@ -408,9 +426,13 @@ impl Shared {
         self.paused().is_some_and(|flag| flag.load(Relaxed))
     }
 
-    fn report(&self, step: Step, cx: &NmiLike<'_>) {
-        if !self.handler.step(step, cx) {
-            self.set_paused(true);
+    /// Tells the handler, and notes in `all` what it wants to be told next.
+    #[inline]
+    fn report(&self, all: &mut bool, step: Step, cx: &NmiLike<'_>) {
+        match self.handler.step(step, cx) {
+            Interest::All => *all = true,
+            Interest::Branches => *all = false,
+            Interest::Nothing => self.set_paused(true),
         }
     }
 
@@ -427,6 +449,7 @@ impl Shared {
         }
         let entered = ours && last.entered_kernel(task);
         self.report(
+            &mut cpu.all,
             if entered {
                 Step::Exit
             } else {
@@ -436,14 +459,32 @@ impl Shared {
         );
     }
 
+    /// Reports the instruction whose trap is just being handled.
+    fn catch_up(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
+        let Some(last) = cpu.last else { return };
+        let entered = matches!(
+            last.insn.map(|insn| insn.kind),
+            Some(Kind::Syscall | Kind::Interrupt | Kind::Breakpoint)
+        );
+        if task.is_user()
+            && task.trap_pending()
+            && last.task == task.as_ptr()
+            && last.ip != task.ip()
+            && !entered
+            && !last.out_of_line
+            && last.signalled.is_none()
+            && cpu.early.is_none()
+        {
+            cpu.early = Some(self.retire(cpu, task, cx));
+        }
+    }
+
     /// An instruction has retired, and the task goes on at its `ip`.
+    #[inline(never)]
     fn retire(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) -> Insn {
         let to = task.ip();
-        let Some(last) = &mut cpu.last else {
-            return Insn {
-                kind: Kind::Other,
-                len: 0,
-            };
+        let (Some(last), all) = (&mut cpu.last, &mut cpu.all) else {
+            return Insn::OTHER;
         };
         // What could not be read before it ran can be now.
         let insn = last.insn.or_else(|| task.decode(last.at, last.mode));
@@ -452,38 +493,36 @@ impl Shared {
         match insn {
             _ if last.hidden => {
                 if !hidden {
-                    self.report(Step::Enter { ip: to, mode }, cx);
+                    self.report(all, Step::Enter { ip: to, mode }, cx);
                 }
             }
             Some(insn) => {
-                self.report(
-                    Step::Retire {
-                        from: last.at,
-                        insn,
-                        to,
-                    },
-                    cx,
-                );
+                let from = last.at;
+                self.report(all, Step::Retire { from, insn, to }, cx);
                 if hidden {
-                    self.report(Step::Leave { from: to }, cx);
+                    self.report(all, Step::Leave { from: to }, cx);
                 }
             }
             None => {
-                self.report(Step::Lost, cx);
-                self.report(Step::Enter { ip: to, mode }, cx);
+                self.report(all, Step::Lost, cx);
+                self.report(all, Step::Enter { ip: to, mode }, cx);
             }
         }
+        last.stage = match last.signalled {
+            None if !hidden => Stage::Retired,
+            _ => Stage::Odd,
+        };
         last.hidden = hidden;
         last.ip = to;
         last.at = to;
         last.insn = None;
-        insn.unwrap_or(Insn {
-            kind: Kind::Other,
-            len: 0,
-        })
+        last.sigreturn = false;
+        last.out_of_line = false;
+        insn.unwrap_or(Insn::OTHER)
     }
 
     /// The task is about to go on in user mode.
+    #[inline]
     fn user_return(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
         if !cpu.registered {
             return;
@@ -493,11 +532,28 @@ impl Shared {
             task.clear_trap_flag();
             return;
         }
+        cpu.early = None;
+        match &mut cpu.last {
+            Some(last)
+                if last.stage == Stage::Retired
+                    && last.task == task.as_ptr()
+                    && last.ip == task.ip()
+                    && last.mode == task.mode() =>
+            {
+                last.fetch(task);
+                task.set_trap_flag();
+            }
+            _ => self.other_return(cpu, task, cx),
+        }
+    }
+
+    /// The task is about to go on in user mode, and anything may have happened.
+    #[inline(never)]
+    fn other_return(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
         if let Some(last) = cpu.last.filter(|last| last.task == task.as_ptr()) {
             last.settle(task);
         }
         task.mend_r11();
-        cpu.early = None;
 
         let ip = task.ip();
         let mode = task.mode();
@@ -514,56 +570,74 @@ impl Shared {
         match cpu.last {
             Some(last) if last.hidden => {
                 if !hidden {
-                    self.report(Step::Enter { ip, mode }, cx);
+                    self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
                 }
             }
             Some(last) if last.task == task.as_ptr() && last.mode == mode => {
                 if last.entered_kernel(task) {
-                    self.report(Step::Exit, cx);
-                    self.report(Step::Enter { ip, mode }, cx);
+                    self.report(&mut cpu.all, Step::Exit, cx);
+                    self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
                 } else if ip == last.ip || ip == last.at {
                     // An interrupt, a fault, or a trap that is all done.
                 } else if last.out_of_line && last.insn.is_some() {
                     self.retire(cpu, task, cx);
                 } else {
-                    self.report(Step::Leave { from: last.ip }, cx);
-                    self.report(Step::Enter { ip, mode }, cx);
+                    self.report(&mut cpu.all, Step::Leave { from: last.ip }, cx);
+                    self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
                 }
             }
             Some(last) => {
-                self.report(Step::Leave { from: last.ip }, cx);
-                self.report(Step::Enter { ip, mode }, cx);
+                self.report(&mut cpu.all, Step::Leave { from: last.ip }, cx);
+                self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
             }
             None if hidden => {}
-            None => self.report(Step::Enter { ip, mode }, cx),
+            None => self.report(&mut cpu.all, Step::Enter { ip, mode }, cx),
         }
 
-        let mut at = ip;
-        let mut insn = task.decode(ip, mode);
-        if let Some(Insn {
-            kind: Kind::LoadStackSegment,
-            len,
-        }) = insn
-        {
-            at = ip.wrapping_add(u64::from(len));
-            insn = task.decode(at, mode);
-        }
-        cpu.last = Some(Position {
+        let mut here = Position {
             task: task.as_ptr(),
             ip,
-            at,
-            insn,
+            at: ip,
+            insn: None,
             mode,
-            sigreturn: insn.is_some_and(|insn| task.at_sigreturn(insn.kind)),
+            sigreturn: false,
             out_of_line: false,
             hidden,
             signalled: None,
-        });
+            stage: Stage::Odd,
+        };
+        here.fetch(task);
+        if hidden {
+            here.stage = Stage::Odd;
+        }
+        cpu.last = Some(here);
         task.set_trap_flag();
     }
 
     /// A task that was stepped had a debug exception with DR6.BS set. Returns what has retired.
+    #[inline]
     fn trapped(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) -> Option<Insn> {
+        let position = cpu.last.as_mut();
+        if let Some(last) =
+            position.filter(|last| last.stage == Stage::Fetched && last.task == task.as_ptr())
+        {
+            if let Some(insn) = last.insn.take() {
+                let (from, to) = (last.ip, task.ip());
+                last.stage = Stage::Retired;
+                last.ip = to;
+                last.at = to;
+                if cpu.all || insn.may_branch(from, to) {
+                    self.report(&mut cpu.all, Step::Retire { from, insn, to }, cx);
+                }
+                return Some(insn);
+            }
+        }
+        self.other_trap(cpu, task, cx)
+    }
+
+    /// The same where anything may have happened.
+    #[inline(never)]
+    fn other_trap(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) -> Option<Insn> {
         if let Some(insn) = cpu.early.take() {
             return Some(insn);
         }
@@ -576,6 +650,33 @@ impl Shared {
 }
 
 impl Position {
+    /// Finds out about the instruction here.
+    #[inline(always)]
+    fn fetch(&mut self, task: &Task) {
+        self.insn = task.decode(self.ip, self.mode);
+        self.stage = match self.insn {
+            Some(insn) if !insn.kind.is_odd() && !task.has_uprobes_page() => Stage::Fetched,
+            _ => {
+                self.fetch_odd(task);
+                Stage::Odd
+            }
+        };
+    }
+
+    /// The same for what is not just an instruction after which a trap comes.
+    #[inline(never)]
+    fn fetch_odd(&mut self, task: &Task) {
+        if let Some(Insn {
+            kind: Kind::LoadStackSegment,
+            len,
+        }) = self.insn
+        {
+            self.at = self.ip.wrapping_add(u64::from(len));
+            self.insn = task.decode(self.at, self.mode);
+        }
+        self.sigreturn = self.insn.is_some_and(|insn| task.at_sigreturn(insn.kind));
+    }
+
     /// Whether the instruction at this position is what brought `task` into the kernel.
     fn entered_kernel(&self, task: &Task) -> bool {
         if let Some(entered) = self.signalled {
@@ -600,6 +701,7 @@ impl Position {
     /// A signal is about to be delivered, which moves the task.
     fn signal(&mut self, task: &Task) {
         self.settle(task);
+        self.stage = Stage::Odd;
         if self.signalled.is_none() {
             let breakpoint = matches!(self.insn, Some(insn) if insn.kind == Kind::Breakpoint);
             self.signalled =
@@ -639,26 +741,29 @@ unsafe extern "C" fn on_die(
     let args = unsafe { &*args.cast::<bindings::die_args>() };
 
     // SAFETY: The registers are those of the exception.
-    if unsafe { bindings::user_mode(args.regs) } != 0 {
-        let task = Task::current();
-        match what as c_uint {
-            bindings::die_val_DIE_INT3 => task.clear_trap_flag(),
+    let done = unsafe { bindings::user_mode(args.regs) } != 0
+        && match what as c_uint {
             bindings::die_val_DIE_DEBUG => {
                 // SAFETY: For `DIE_DEBUG`, `err` is the address of a copy of DR6.
                 let dr6 = unsafe { &mut *(args.err as *mut usize) };
-                if *dr6 & bindings::DR_STEP as usize != 0 {
-                    on_trap(&task, dr6);
-                }
+                *dr6 & bindings::DR_STEP as usize != 0 && on_trap(&Task::current(), dr6)
             }
-            _ => {}
-        }
+            bindings::die_val_DIE_INT3 => {
+                Task::current().clear_trap_flag();
+                false
+            }
+            _ => false,
+        };
+    if done {
+        bindings::NOTIFY_STOP as c_int
+    } else {
+        bindings::NOTIFY_DONE as c_int
     }
-    // Others have a say too: `NOTIFY_STOP` would keep a debugger from its watchpoints.
-    bindings::NOTIFY_DONE as c_int
 }
 
-/// A debug exception from user mode, with DR6.BS set.
-fn on_trap(task: &Task, dr6: &mut usize) {
+/// A debug exception from user mode, with DR6.BS set. Returns whether that was all about it.
+#[inline]
+fn on_trap(task: &Task, dr6: &mut usize) -> bool {
     // SAFETY: Debug exceptions are taken with interrupts off, and the notifiers run before that
     // changes.
     let cx = unsafe { NmiLike::new() };
@@ -670,20 +775,22 @@ fn on_trap(task: &Task, dr6: &mut usize) {
             .flatten()
     });
     if !task.trap_flag_is_ours() {
-        return;
+        return false;
     }
 
     match retired.map(|insn| insn.kind) {
         // What it popped is the program's.
         Some(Kind::PopFlags | Kind::InterruptReturn) => task.keep_trap_flag(),
-        Some(Kind::PushFlags) => {
-            task.clear_trap_flag();
-            task.mend_pushed_flags();
-        }
-        _ => task.clear_trap_flag(),
+        Some(Kind::PushFlags) => task.mend_pushed_flags(),
+        // TF stays for the next instruction, as it does when an interrupt comes.
+        Some(_) => {}
+        None => task.clear_trap_flag(),
     }
     // The code for the debug registers leaves the bit of an execution breakpoint set when it sees
-    // the step, for whoever handles the step. A debugger's breakpoints are noted elsewhere by now.
+    // the step, for whoever handles the step.
+    let nothing_else = *dr6 == bindings::DR_STEP as usize;
     *dr6 &= !(bindings::DR_STEP | bindings::DR_TRAP_BITS) as usize;
-    task.forget_step();
+    // A debugger's breakpoints are noted there by now, and others have a say too: to end here would
+    // keep the debugger from them.
+    task.forget_step() && nothing_else
 }

@@ -62,9 +62,11 @@ pub(crate) const MAX_EVENT: usize = packet::TNT_LEN
     + packet::MAX_IP_LEN
     + packet::PSBEND_LEN;
 
-/// How far before the end of a PSB period the next PSB is due, held-back packets counted. A caller
-/// asks once per instruction, which is at most an exit from user mode and an entry, or two events
-/// of two IP packets each. So the distance from one PSB to the next stays within the period.
+/// How far before the end of a PSB period the next PSB is due, held-back packets counted. It is
+/// asked for at each entry to user mode, and after each other event that may write. Between two
+/// such questions there are at most an exit from user mode and an entry, or an entry and two IP
+/// packets, or two events of two IP packets each. So the distance from one PSB to the next stays
+/// within the period.
 const SYNC_MARGIN: usize =
     4 * packet::MAX_IP_LEN + packet::TSC_LEN + packet::MODE_EXEC_LEN + packet::TNT_LEN;
 
@@ -389,7 +391,8 @@ impl Trace {
         }
     }
 
-    /// Whether to [`sync`](Self::sync) now. To be asked after the events of each instruction.
+    /// Whether to [`sync`](Self::sync) now. To be asked after the events of each instruction that
+    /// has any, a direct call aside.
     #[inline]
     pub(crate) fn sync_due(&self) -> bool {
         let held_back = (self.deferred_len as u64).wrapping_mul(packet::MAX_IP_LEN as u64);

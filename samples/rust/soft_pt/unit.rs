@@ -29,6 +29,7 @@ use kernel::{
             self,
             Handler,
             Insn,
+            Interest,
             Kind,
             Mode,
             Step, //
@@ -50,9 +51,6 @@ use kernel::{
 /// The most bytes that one step puts into the AUX area: a retired instruction and a PSB+ behind it,
 /// or the begin of a flow with a PSB+ ahead of it, or what is held back at the end.
 const MAX_STEP: u64 = 2 * MAX_EVENT as u64;
-
-/// The longest x86 instruction.
-const MAX_INSN: u64 = 15;
 
 /// The units of all CPUs.
 pub(crate) struct Units(CpuLocal<Unit>);
@@ -85,9 +83,11 @@ struct Ring {
     /// Where the next byte goes, and where the first one of this transaction went.
     head: u64,
     begin: u64,
-    /// The head up to which there is room, and the one at which user space wants to know.
+    /// The head up to which there is room.
     limit: u64,
-    wakeup: u64,
+    /// A step can be written without more ado as long as the head is below this: there is room for
+    /// it, and user space does not yet want to know.
+    ready_below: u64,
     /// The number of the next word of the `pattern` source.
     word: u64,
 }
@@ -114,11 +114,10 @@ impl Ring {
             head,
             begin: head,
             limit,
-            wakeup,
+            ready_below: limit.saturating_add(1).saturating_sub(MAX_STEP).min(wakeup),
         }
     }
 
-    #[inline]
     fn has_room(&self) -> bool {
         self.limit.saturating_sub(self.head) >= MAX_STEP
     }
@@ -126,7 +125,7 @@ impl Ring {
     /// Whether a step can be written without more ado.
     #[inline]
     fn is_ready(&self) -> bool {
-        self.has_room() && self.head < self.wakeup
+        self.head < self.ready_below
     }
 
     /// Makes the ring ready: tells user space what there is, and finds out what it has read. If
@@ -181,7 +180,7 @@ fn branched(from: u64, insn: Insn, to: u64) -> bool {
         | Kind::Far
         | Kind::InterruptReturn => true,
         // What goes elsewhere without being a branch, such as an aborted transaction.
-        _ => to.wrapping_sub(from) > MAX_INSN,
+        _ => to.wrapping_sub(from) > u64::from(Insn::MAX_LEN),
     }
 }
 
@@ -202,72 +201,54 @@ fn clock() -> Clock {
 }
 
 impl Open {
+    #[inline]
     fn step(&mut self, trace: &mut Trace, step: Step) {
         if self.stopped {
             return;
         }
-        if self.config.pattern {
-            self.count(step);
-            return;
+        match step {
+            Step::Retire { from, .. } if self.config.pattern => self.count(from),
+            Step::Retire { from, insn, to } => self.retire(trace, from, insn, to),
+            _ if self.config.pattern => {}
+            Step::Enter { ip, mode } => self.enter(trace, ip, mode),
+            Step::Exit => trace.far_exit(&mut self.ring),
+            Step::Leave { from } => trace.async_exit(&mut self.ring, from),
+            Step::Lost => {
+                trace.overflow(&mut self.ring);
+                self.ring.output.flag(AuxFlag::Partial.into());
+            }
+        }
+    }
+
+    #[inline]
+    fn retire(&mut self, trace: &mut Trace, from: u64, insn: Insn, to: u64) {
+        if self.sampled {
+            self.part_sample(trace, from);
+        }
+        if is_at_border(&self.filter, trace, from, insn, to) {
+            return self.cross(trace, from, insn, to);
         }
         let out = &mut self.ring;
-        // A decoder takes branches for as old as the last time stamp, and the first one behind a
-        // time stamp for as old as those before. So that it tells what came after the sample from
-        // what led to it, there is a break, as there is when the hardware is stopped for the
-        // sample.
-        if mem::take(&mut self.sampled) && self.config.trace.tsc {
-            if let (Step::Retire { from, .. }, true) = (step, trace.context_on()) {
-                trace.async_exit(out, from);
-                trace.enable(out, from, clock(), self.mode);
-            }
+        let next = from.wrapping_add(u64::from(insn.len));
+        match insn.kind {
+            Kind::Conditional => trace.conditional(out, to != next),
+            // A call of the next instruction only reads the instruction pointer.
+            Kind::Call if to != next => return trace.call(next),
+            Kind::IndirectJump => trace.indirect(out, to),
+            Kind::IndirectCall => trace.indirect_call(out, to, next),
+            Kind::Return => trace.ret(out, to),
+            Kind::Far | Kind::InterruptReturn => trace.far_transfer(out, to, self.mode),
+            // What goes elsewhere without being a branch, such as an aborted transaction.
+            Kind::Other if insn.may_branch(from, to) => trace.async_transfer(out, from, to),
+            _ => return,
         }
-        match step {
-            Step::Enter { ip, mode } => {
-                self.mode = match mode {
-                    Mode::Bits64 => ExecMode::Bits64,
-                    Mode::Bits32 => ExecMode::Bits32,
-                };
-                if self.restart {
-                    self.restart = false;
-                    trace.start(out, clock());
-                }
-                if self.filter.stops_at(ip) {
-                    self.stop(trace);
-                } else if self.filter.admits(ip) {
-                    trace.enable(out, ip, clock(), self.mode);
-                }
-            }
-            Step::Retire { from, insn, to }
-                if is_at_border(&self.filter, trace, from, insn, to) =>
-            {
-                self.cross(trace, from, insn, to);
-            }
-            Step::Retire { from, insn, to } => {
-                let next = from.wrapping_add(u64::from(insn.len));
-                match insn.kind {
-                    Kind::Conditional => trace.conditional(out, to != next),
-                    // A call of the next instruction only reads the instruction pointer.
-                    Kind::Call if to != next => trace.call(next),
-                    Kind::IndirectJump => trace.indirect(out, to),
-                    Kind::IndirectCall => trace.indirect_call(out, to, next),
-                    Kind::Return => trace.ret(out, to),
-                    Kind::Far | Kind::InterruptReturn => trace.far_transfer(out, to, self.mode),
-                    Kind::Other if branched(from, insn, to) => {
-                        trace.async_transfer(out, from, to);
-                    }
-                    _ => {}
-                }
-                if trace.sync_due() {
-                    trace.sync(out, to, clock(), self.mode);
-                }
-            }
-            Step::Exit => trace.far_exit(out),
-            Step::Leave { from } => trace.async_exit(out, from),
-            Step::Lost => trace.overflow(out),
+        if trace.sync_due() {
+            trace.sync(out, to, clock(), self.mode);
         }
     }
 
     /// An instruction [at a border](is_at_border) has retired.
+    #[inline(never)]
     fn cross(&mut self, trace: &mut Trace, from: u64, insn: Insn, to: u64) {
         if !branched(from, insn, to) {
             return;
@@ -294,6 +275,39 @@ impl Open {
         }
     }
 
+    /// A sample was taken before the instruction at `from`.
+    ///
+    /// A decoder takes branches for as old as the last time stamp, and the first one behind a time
+    /// stamp for as old as those before. So that it tells what came after the sample from what led
+    /// to it, there is a break, as there is when the hardware is stopped for the sample.
+    #[inline(never)]
+    fn part_sample(&mut self, trace: &mut Trace, from: u64) {
+        self.sampled = false;
+        if self.config.trace.tsc && trace.context_on() {
+            trace.async_exit(&mut self.ring, from);
+            trace.enable(&mut self.ring, from, clock(), self.mode);
+        }
+    }
+
+    #[inline(never)]
+    fn enter(&mut self, trace: &mut Trace, ip: u64, mode: Mode) {
+        self.mode = match mode {
+            Mode::Bits64 => ExecMode::Bits64,
+            Mode::Bits32 => ExecMode::Bits32,
+        };
+        // Here the flow is parted anyway.
+        self.sampled = false;
+        if self.restart {
+            self.restart = false;
+            trace.start(&mut self.ring, clock());
+        }
+        if self.filter.stops_at(ip) {
+            self.stop(trace);
+        } else if self.filter.admits(ip) {
+            trace.enable(&mut self.ring, ip, clock(), self.mode);
+        }
+    }
+
     /// Ends the trace, for as long as the transaction is open.
     fn stop(&mut self, trace: &mut Trace) {
         trace.stop(&mut self.ring);
@@ -301,16 +315,15 @@ impl Open {
     }
 
     /// The `pattern` source: one word per instruction, with the number of such words before it.
-    fn count(&mut self, step: Step) {
-        if let Step::Retire { from, .. } = step {
-            self.stopped = self.filter.stops_at(from);
-            if self.stopped || !self.filter.admits(from) {
-                return;
-            }
-            let word = self.ring.word;
-            self.ring.put(&word.to_le_bytes());
-            self.ring.word = word.wrapping_add(1);
+    #[inline]
+    fn count(&mut self, from: u64) {
+        self.stopped = self.filter.stops_at(from);
+        if self.stopped || !self.filter.admits(from) {
+            return;
         }
+        let word = self.ring.word;
+        self.ring.put(&word.to_le_bytes());
+        self.ring.word = word.wrapping_add(1);
     }
 }
 
@@ -415,23 +428,37 @@ impl Units {
 }
 
 impl Handler for Units {
-    fn step(&self, step: Step, cx: &NmiLike<'_>) -> bool {
+    #[inline]
+    fn step(&self, step: Step, cx: &NmiLike<'_>) -> Interest {
         self.0
             .with(cx, |unit| {
                 if !unit.open.as_ref().is_some_and(|open| open.ring.is_ready()) {
-                    unit.open = unit.open.take().and_then(|open| {
-                        let ring = open.ring.renew(cx)?;
-                        Some(Open { ring, ..open })
-                    });
+                    unit.renew(cx);
                 }
                 match &mut unit.open {
                     Some(open) => {
                         open.step(&mut unit.trace, step);
-                        !open.stopped
+                        if open.stopped {
+                            Interest::Nothing
+                        } else if open.config.pattern {
+                            Interest::All
+                        } else {
+                            Interest::Branches
+                        }
                     }
-                    None => false,
+                    None => Interest::Nothing,
                 }
             })
-            .unwrap_or(true)
+            .unwrap_or(Interest::All)
+    }
+}
+
+impl Unit {
+    #[inline(never)]
+    fn renew(&mut self, cx: &NmiLike<'_>) {
+        self.open = self.open.take().and_then(|open| {
+            let ring = open.ring.renew(cx)?;
+            Some(Open { ring, ..open })
+        });
     }
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an x86 instruction does to the flow of control.
+//! What an x86 instruction does to the flow of control, and the short way to find out.
 //!
-//! C header: [`arch/x86/include/asm/insn.h`](srctree/arch/x86/include/asm/insn.h)
-
-use super::super::bindings;
-use crate::prelude::*;
-
-/// The longest x86 instruction, in bytes.
-pub(super) const MAX_LEN: usize = bindings::MAX_INSN_SIZE as usize;
+//! Every step asks for that. The kernel's decoder takes some hundred instructions to answer, for
+//! it tells much more. Nearly all instructions that programs run are told apart by one or two
+//! bytes, which is what [`Insn::quick`] looks at; the others are left to the kernel's decoder.
+//! There is no memory of what was decoded before, so there is none to go stale when code changes.
+//!
+//! This is pure logic: no kernel types, no memory is touched. The same file is tested on the host.
 
 /// The kinds of instruction that matter to whoever follows the flow of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +44,17 @@ pub enum Kind {
     LoadStackSegment,
 }
 
+impl Kind {
+    /// Whether the trap of such an instruction does not come, or not right behind it.
+    #[inline]
+    pub(super) const fn is_odd(self) -> bool {
+        matches!(
+            self,
+            Self::Syscall | Self::Interrupt | Self::Breakpoint | Self::LoadStackSegment
+        )
+    }
+}
+
 /// An instruction, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Insn {
@@ -55,141 +65,154 @@ pub struct Insn {
 }
 
 impl Insn {
-    const OTHER: Self = Self {
+    pub(super) const OTHER: Self = Self {
         kind: Kind::Other,
         len: 0,
     };
 
-    /// Decodes the instruction at the start of `bytes`; [`None`] if they do not hold a whole one.
-    pub(super) fn decode(bytes: &[u8], long_mode: bool) -> Option<Self> {
-        let mut insn: bindings::insn = pin_init::zeroed();
+    /// The longest x86 instruction, in bytes.
+    pub const MAX_LEN: u8 = 15;
 
-        // SAFETY: `insn` is ours, and the decoder reads no more than `bytes.len()` bytes.
-        let opcode = unsafe {
-            bindings::insn_init(
-                &mut insn,
-                bytes.as_ptr().cast(),
-                bytes.len() as c_int,
-                c_int::from(long_mode),
-            );
-            if bindings::insn_get_opcode(&mut insn) < 0 {
-                return None;
-            }
-            // All variants of the unions are plain integers.
-            if insn.__bindgen_anon_1.vex_prefix.__bindgen_anon_1.value != 0 {
-                return Some(Self::OTHER);
-            }
-            insn.opcode.__bindgen_anon_1.bytes
+    /// Whether what went on at `to` after the instruction at `from` can have been a branch. If not,
+    /// it is [`Kind::Other`].
+    #[inline]
+    pub fn may_branch(&self, from: u64, to: u64) -> bool {
+        self.kind != Kind::Other || to.wrapping_sub(from) > u64::from(Self::MAX_LEN)
+    }
+
+    /// Decodes an instruction of 64-bit code, whose first eight bytes are `code`, if it is one of
+    /// the common ones. All that it looks at is in those eight bytes.
+    #[inline(always)]
+    pub(super) fn quick(code: u64) -> Option<Self> {
+        let (code, rex) = match CLASSES[usize::from(code as u8)] {
+            Class::Rex => (code >> 8, 1),
+            _ => (code, 0),
         };
-
-        let kind = match opcode {
-            [0x0f, 0x05 | 0x34, ..] => Kind::Syscall,
-            [0x0f, 0x80..=0x8f, ..] => Kind::Conditional,
-            [0x0f, 0xb2, ..] => Kind::LoadStackSegment,
-            [0x0f, ..] => Kind::Other,
-            [0x70..=0x7f | 0xe0..=0xe3, ..] => Kind::Conditional,
-            [0xe9 | 0xeb, ..] => Kind::Jump,
-            [0xe8, ..] => Kind::Call,
-            [0xc2 | 0xc3, ..] => Kind::Return,
-            [0xca | 0xcb | 0xea | 0x9a, ..] => Kind::Far,
-            [0xcf, ..] => Kind::InterruptReturn,
-            [0xcc, ..] => Kind::Breakpoint,
-            [0xcd | 0xce, ..] => Kind::Interrupt,
-            [0x9c, ..] => Kind::PushFlags,
-            [0x9d, ..] => Kind::PopFlags,
-            [0x17, ..] if !long_mode => Kind::LoadStackSegment,
-            [first @ (0x8e | 0xff), ..] => {
-                // SAFETY: As above.
-                let modrm = unsafe {
-                    if bindings::insn_get_modrm(&mut insn) < 0 {
-                        return None;
-                    }
-                    insn.modrm.__bindgen_anon_1.bytes[0]
+        match CLASSES[usize::from(code as u8)] {
+            Class::Other => Some(Self::OTHER),
+            Class::Branch(kind, len) => Some(Self {
+                kind,
+                len: rex + len,
+            }),
+            Class::TwoBytes => match (code >> 8) as u8 {
+                0x80..=0x8f => Some(Self {
+                    kind: Kind::Conditional,
+                    len: rex + 6,
+                }),
+                second => two_bytes_other(second),
+            },
+            Class::Group5 => {
+                let modrm = (code >> 8) as u8;
+                let kind = match (modrm >> 3) & 7 {
+                    2 => Kind::IndirectCall,
+                    4 => Kind::IndirectJump,
+                    3 | 5 => return None,
+                    _ => return Some(Self::OTHER),
                 };
-                match (first, (modrm >> 3) & 7) {
-                    (0x8e, 2) => Kind::LoadStackSegment,
-                    (0xff, 2) => Kind::IndirectCall,
-                    (0xff, 4) => Kind::IndirectJump,
-                    (0xff, 3 | 5) => Kind::Far,
-                    _ => Kind::Other,
-                }
+                Some(Self {
+                    kind,
+                    len: rex + 1 + operand_len(modrm, (code >> 16) as u8),
+                })
             }
-            _ => Kind::Other,
-        };
-        if kind == Kind::Other {
-            return Some(Self::OTHER);
+            Class::Prefix if rex == 0 => prefixed(code),
+            Class::Prefix | Class::Rex | Class::Rare => None,
         }
-
-        // SAFETY: As above.
-        if unsafe { bindings::insn_get_length(&mut insn) } < 0 {
-            return None;
-        }
-        Some(Self {
-            kind,
-            len: insn.length,
-        })
     }
 }
 
-#[cfg(not(PERF_IN_MODULE))]
-#[macros::kunit_tests(rust_perf_insn)]
-mod tests {
-    use super::*;
+/// What the first byte of an instruction of 64-bit code says.
+#[derive(Clone, Copy)]
+enum Class {
+    /// Not enough, or something that is rare.
+    Rare,
+    /// [`Insn::OTHER`], whatever follows.
+    Other,
+    /// A branch, and its length.
+    Branch(Kind, u8),
+    /// The second byte tells.
+    TwoBytes,
+    /// The ModRM byte tells.
+    Group5,
+    /// The REX prefix, which the opcode follows.
+    Rex,
+    /// Another prefix.
+    Prefix,
+}
 
-    fn kind(bytes: &[u8]) -> Option<Kind> {
-        Insn::decode(bytes, true).map(|insn| insn.kind)
+const CLASSES: [Class; 256] = {
+    let mut classes = [Class::Rare; 256];
+    let mut byte = 0;
+    while byte < classes.len() {
+        classes[byte] = match byte as u8 {
+            0x0f => Class::TwoBytes,
+            0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3 => Class::Prefix,
+            0x40..=0x4f => Class::Rex,
+            0x70..=0x7f | 0xe0..=0xe3 => Class::Branch(Kind::Conditional, 2),
+            0xc2 => Class::Branch(Kind::Return, 3),
+            0xc3 => Class::Branch(Kind::Return, 1),
+            0xe8 => Class::Branch(Kind::Call, 5),
+            0xe9 => Class::Branch(Kind::Jump, 5),
+            0xeb => Class::Branch(Kind::Jump, 2),
+            0xff => Class::Group5,
+            // Not in 64-bit code.
+            0x06 | 0x07 | 0x0e | 0x16 | 0x17 | 0x1e | 0x1f | 0x27 | 0x2f | 0x37 | 0x3f => {
+                Class::Rare
+            }
+            0x60 | 0x61 | 0x82 | 0x9a | 0xce | 0xd4 | 0xd6 | 0xea => Class::Rare,
+            // `mov` to `%ss`, `pop` or XOP, `pushf`, `popf`.
+            0x8e | 0x8f | 0x9c | 0x9d => Class::Rare,
+            // Far returns, interrupts, REX2.
+            0xca..=0xcd | 0xcf | 0xd5 => Class::Rare,
+            // All else, EVEX and VEX among it.
+            _ => Class::Other,
+        };
+        byte += 1;
     }
+    classes
+};
 
-    fn len(bytes: &[u8]) -> Option<u8> {
-        Insn::decode(bytes, true).map(|insn| insn.len)
+/// An instruction whose first byte is 0x0f, by the second byte, if it is no conditional branch.
+#[inline]
+const fn two_bytes_other(second: u8) -> Option<Insn> {
+    match second {
+        // `syscall`, `sysret`, `sysenter`, `sysexit`, conditional branches, `lss`.
+        0x05 | 0x07 | 0x34 | 0x35 | 0x80..=0x8f | 0xb2 => None,
+        _ => Some(Insn::OTHER),
     }
+}
 
-    #[test]
-    fn branches() {
-        assert_eq!(kind(&[0x74, 0x10]), Some(Kind::Conditional));
-        assert_eq!(kind(&[0x0f, 0x8f, 0, 0, 0, 0]), Some(Kind::Conditional));
-        assert_eq!(kind(&[0xe3, 0x00]), Some(Kind::Conditional));
-        assert_eq!(kind(&[0xeb, 0xfe]), Some(Kind::Jump));
-        assert_eq!(kind(&[0xe8, 0, 0, 0, 0]), Some(Kind::Call));
-        assert_eq!(kind(&[0xff, 0xd0]), Some(Kind::IndirectCall));
-        assert_eq!(kind(&[0x41, 0xff, 0xe3]), Some(Kind::IndirectJump));
-        assert_eq!(kind(&[0xff, 0x35, 0, 0, 0, 0]), Some(Kind::Other));
-        assert_eq!(kind(&[0xf3, 0xc3]), Some(Kind::Return));
-        assert_eq!(kind(&[0x48, 0xcf]), Some(Kind::InterruptReturn));
-        assert_eq!(kind(&[0x0f, 0x05]), Some(Kind::Syscall));
-        assert_eq!(kind(&[0xcd, 0x80]), Some(Kind::Interrupt));
-        assert_eq!(kind(&[0xcc]), Some(Kind::Breakpoint));
-    }
+/// The length of an operand: the ModRM byte and what it asks for.
+#[inline]
+const fn operand_len(modrm: u8, sib: u8) -> u8 {
+    let (mode, register) = (modrm >> 6, modrm & 7);
+    let has_sib = mode != 3 && register == 4;
+    let displacement = match mode {
+        0 if register == 5 || (has_sib && sib & 7 == 5) => 4,
+        1 => 1,
+        2 => 4,
+        _ => 0,
+    };
+    1 + has_sib as u8 + displacement
+}
 
-    #[test]
-    fn flags_and_stack_segment() {
-        assert_eq!(kind(&[0x9c]), Some(Kind::PushFlags));
-        assert_eq!(kind(&[0x66, 0x9c]), Some(Kind::PushFlags));
-        assert_eq!(kind(&[0x9d]), Some(Kind::PopFlags));
-        assert_eq!(kind(&[0x8e, 0xd0]), Some(Kind::LoadStackSegment));
-        assert_eq!(kind(&[0x8e, 0xd8]), Some(Kind::Other));
+/// An instruction with one to three legacy prefixes, if it is [`Insn::OTHER`].
+#[inline(never)]
+fn prefixed(mut code: u64) -> Option<Insn> {
+    for _ in 0..3 {
+        code >>= 8;
+        let class = match CLASSES[usize::from(code as u8)] {
+            Class::Prefix => continue,
+            Class::Rex => {
+                code >>= 8;
+                CLASSES[usize::from(code as u8)]
+            }
+            class => class,
+        };
+        return match class {
+            Class::Other => Some(Insn::OTHER),
+            Class::TwoBytes => two_bytes_other((code >> 8) as u8),
+            _ => None,
+        };
     }
-
-    #[test]
-    fn lengths() {
-        assert_eq!(len(&[0xe8, 1, 2, 3, 4]), Some(5));
-        assert_eq!(len(&[0x2e, 0x74, 0x00]), Some(3));
-        assert_eq!(len(&[0xff, 0x15, 0, 0, 0, 0]), Some(6));
-        assert_eq!(len(&[0xc2, 0x08, 0x00]), Some(3));
-    }
-
-    #[test]
-    fn vector_instructions_are_no_branches() {
-        // vmovdqu ymm: its second opcode byte would be `outs`; vpand's is in the `jcc` range.
-        assert_eq!(kind(&[0xc5, 0xfe, 0x6f, 0x06]), Some(Kind::Other));
-        assert_eq!(kind(&[0xc5, 0xfd, 0x74, 0x06]), Some(Kind::Other));
-    }
-
-    #[test]
-    fn cut_short() {
-        assert_eq!(kind(&[]), None);
-        assert_eq!(kind(&[0x0f]), None);
-        assert_eq!(kind(&[0xff]), None);
-        assert_eq!(kind(&[0xe8, 0, 0]), None);
-    }
+    None
 }

@@ -7,7 +7,7 @@ use super::{
         bindings,
         NmiLike, //
     },
-    insn,
+    decode,
     Insn,
     Kind,
     Mode,
@@ -87,9 +87,9 @@ impl Task {
     }
 
     #[inline]
-    fn thread_flag(&self, flag: u32) -> bool {
-        // SAFETY: The task is valid by the type invariants.
-        unsafe { bindings::test_tsk_thread_flag(self.task, flag as c_int) != 0 }
+    fn thread_flags(&self) -> usize {
+        // SAFETY: The task is valid by the type invariants; others change the flags at any time.
+        unsafe { (&raw const (*self.task).thread_info.flags).read_volatile() }
     }
 
     /// Where the task goes on in user mode.
@@ -135,7 +135,9 @@ impl Task {
     /// Whether TF, if it is set, was set by the stepper.
     #[inline]
     pub(super) fn trap_flag_is_ours(&self) -> bool {
-        self.thread_flag(bindings::TIF_FORCED_TF) && !self.thread_flag(bindings::TIF_SINGLESTEP)
+        const FORCED_TF: usize = 1 << bindings::TIF_FORCED_TF;
+        const SINGLESTEP: usize = 1 << bindings::TIF_SINGLESTEP;
+        self.thread_flags() & (FORCED_TF | SINGLESTEP) == FORCED_TF
     }
 
     /// Sets TF, unless it is set already.
@@ -159,7 +161,7 @@ impl Task {
     }
 
     /// Clears a TF that is the stepper's, also where `syscall` copied it to.
-    #[inline]
+    #[inline(never)]
     pub(super) fn clear_trap_flag(&self) {
         if self.trap_flag_is_ours() {
             self.mend_r11();
@@ -180,6 +182,7 @@ impl Task {
     }
 
     /// Clears the TF that `pushf` has just copied to the stack.
+    #[inline(never)]
     pub(super) fn mend_pushed_flags(&self) {
         // The second byte of the image holds TF, whatever the size of the image.
         let at = self.regs().sp.wrapping_add(1);
@@ -202,14 +205,18 @@ impl Task {
     pub(super) fn trap_pending(&self) -> bool {
         // SAFETY: The task is valid by the type invariants.
         let dr6 = unsafe { (*self.task).thread.virtual_dr6 };
-        dr6 & bindings::DR_STEP as usize != 0 && self.thread_flag(bindings::TIF_FORCED_TF)
+        dr6 & bindings::DR_STEP as usize != 0
+            && self.thread_flags() & (1 << bindings::TIF_FORCED_TF) != 0
     }
 
-    /// Hides the step that was swallowed from whoever reads the task's DR6.
+    /// Hides the step that was swallowed from whoever reads the task's DR6. Returns whether
+    /// nothing else is noted there.
     #[inline]
-    pub(super) fn forget_step(&self) {
+    pub(super) fn forget_step(&self) -> bool {
         // SAFETY: By the type invariants, and the task is the one that runs.
-        unsafe { (*self.task).thread.virtual_dr6 &= !(bindings::DR_STEP as usize) };
+        let dr6 = unsafe { &mut (*self.task).thread.virtual_dr6 };
+        *dr6 &= !(bindings::DR_STEP as usize);
+        *dr6 == 0
     }
 
     /// Whether a uprobe makes the task go on in a copy of the probed instruction.
@@ -225,18 +232,46 @@ impl Task {
         }
     }
 
-    /// Whether the task goes on in the page that uprobes add to the address space. This task must
-    /// be the one that runs.
+    /// Whether uprobes have added a page to the address space. This task must be the one that runs.
+    #[inline]
+    pub(super) fn has_uprobes_page(&self) -> bool {
+        // SAFETY: The task runs and has an address space, whose page stays as long as it does.
+        !unsafe {
+            (&raw const (*(*self.task).mm).__bindgen_anon_1.uprobes_state.xol_area).read_volatile()
+        }
+        .is_null()
+    }
+
+    /// Whether the task goes on in that page. This task must be the one that runs.
     #[inline]
     pub(super) fn in_uprobes_page(&self) -> bool {
+        if !self.has_uprobes_page() {
+            return false;
+        }
         // SAFETY: The task runs and has an address space.
         let page = unsafe { bindings::uprobe_get_trampoline_vaddr() };
         self.regs().ip.wrapping_sub(page) < PAGE_SIZE
     }
 
     /// Reads and decodes the instruction at `ip`, if its page is there.
+    #[inline(always)]
     pub(super) fn decode(&self, ip: u64, mode: Mode) -> Option<Insn> {
-        let mut bytes = [0u8; insn::MAX_LEN];
+        if mode == Mode::Bits64 {
+            let mut code = 0;
+            // SAFETY: The function checks the user address and takes no fault.
+            if unsafe { bindings::get_user_nofault(&mut code, ip as *const u64) } {
+                if let Some(insn) = Insn::quick(code) {
+                    return Some(insn);
+                }
+            }
+        }
+        self.decode_any(ip, mode)
+    }
+
+    /// The same for instructions that are not so common, or at the end of a page.
+    #[inline(never)]
+    fn decode_any(&self, ip: u64, mode: Mode) -> Option<Insn> {
+        let mut bytes = [0u8; decode::MAX_LEN];
         let long_mode = mode == Mode::Bits64;
         // SAFETY: The buffer is that long; the function checks the user address and takes no fault.
         let whole = unsafe {

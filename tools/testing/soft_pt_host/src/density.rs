@@ -3,14 +3,19 @@
 //! How many bytes a trace takes, against the fewest that the format allows, and how far apart its
 //! PSBs are.
 //!
-//! The model of the fewest is told what happened and where the PSBs are. It may defer any number of
-//! TIPs, use long TNTs, and compress every return that can be read back.
+//! The model of the fewest is in [`fewest`](crate::fewest).
 
 use crate::{
     events::{
         Fact,
         Packet,
         Teller, //
+    },
+    fewest::{
+        fewest,
+        tnt,
+        Returns,
+        Saying, //
     },
     flow::{
         blocks,
@@ -27,110 +32,28 @@ use crate::{
     trace::Config,
 };
 use proptest::prelude::*;
-use std::collections::VecDeque;
 
-/// The fewest bytes of TNTs that hold so many bits.
-fn tnt(bits: usize) -> usize {
-    let mut fewest = vec![0];
-    for bits in 1..=bits {
-        let short = fewest[bits.saturating_sub(6)] + 1;
-        let long = fewest[bits.saturating_sub(47)] + 8;
-        fewest.push(short.min(long));
-    }
-    fewest[bits]
-}
-
-/// The fewest bytes of a packet with this IP.
-fn ip(ip: u64, last: Option<u64>) -> usize {
-    let sign_extended = ((ip << 16) as i64 >> 16) as u64;
-    let forms = [
-        (
-            3,
-            last.is_some_and(|last| last & !0xffff | ip & 0xffff == ip),
-        ),
-        (
-            5,
-            last.is_some_and(|last| last & !0xffff_ffff | ip & 0xffff_ffff == ip),
-        ),
-        (7, sign_extended == ip),
-        (7, last.is_some_and(|last| last >> 48 == ip >> 48)),
-        (9, true),
-    ];
-    forms
-        .into_iter()
-        .filter_map(|(len, fits)| fits.then_some(len))
-        .min()
-        .expect("the last form always fits")
-}
-
-/// Which returns can be read back.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Returns {
-    /// Those that the SDM allows to compress.
-    Sdm,
-    /// Those of them that perf and libipt read alike, see [`trace`](crate::trace).
-    Agreed,
-}
-
-/// The fewest bytes that say all this.
-fn fewest(config: Config, facts: &[Fact], returns: Returns) -> usize {
-    let mut total = 0;
-    let mut bits = 0;
-    let mut last_ip = None;
-    let mut calls = VecDeque::new();
-    let with_ip = |to: u64, last_ip: &mut Option<u64>| {
-        let len = ip(to, *last_ip);
-        *last_ip = Some(to);
-        len
-    };
-    for &fact in facts {
-        match fact {
-            Fact::Branch(_) => bits += 1,
-            Fact::Called(return_ip) => {
-                calls.push_back(return_ip);
-                if calls.len() > 64 {
-                    calls.pop_front();
-                }
+/// The facts as the model wants them.
+fn sayings(facts: &[Fact]) -> impl Iterator<Item = Saying> + '_ {
+    facts.iter().map(|&fact| match fact {
+        Fact::Branch(_) => Saying::Branch,
+        Fact::Called(return_ip) => Saying::Call(return_ip),
+        Fact::IndirectTo(to) => Saying::Indirect(to),
+        Fact::Returned(to) => Saying::Return(to),
+        Fact::Flushed => Saying::Packet(0),
+        Fact::Says(packet) => match packet {
+            Packet::Psb => Saying::Psb,
+            Packet::Lost => Saying::Overflow,
+            Packet::Time(_) => Saying::Packet(8),
+            Packet::Ratio(_) => Saying::Packet(4),
+            Packet::Mode(_) | Packet::PsbEnd => Saying::Packet(2),
+            Packet::Disabled => Saying::Packet(1),
+            Packet::Enabled(ip) | Packet::PsbIp(ip) | Packet::To(ip) | Packet::From(ip) => {
+                Saying::Ip(ip)
             }
-            Fact::IndirectTo(to) => total += with_ip(to, &mut last_ip),
-            Fact::Returned(to) => {
-                if calls.pop_back() == Some(to) && config.ret_compression {
-                    bits += 1;
-                } else {
-                    if returns == Returns::Agreed {
-                        calls.clear();
-                    }
-                    total += tnt(std::mem::take(&mut bits));
-                    total += with_ip(to, &mut last_ip);
-                }
-            }
-            Fact::Flushed => total += tnt(std::mem::take(&mut bits)),
-            Fact::Says(packet) => {
-                total += tnt(std::mem::take(&mut bits));
-                total += match packet {
-                    Packet::Psb => {
-                        last_ip = Some(0);
-                        calls.clear();
-                        16
-                    }
-                    Packet::Time(_) => 8,
-                    Packet::Ratio(_) => 4,
-                    Packet::Mode(_) | Packet::PsbEnd => 2,
-                    Packet::Disabled => 1,
-                    Packet::Lost => {
-                        last_ip = None;
-                        calls.clear();
-                        2
-                    }
-                    Packet::Enabled(ip) | Packet::PsbIp(ip) | Packet::To(ip) | Packet::From(ip) => {
-                        with_ip(ip, &mut last_ip)
-                    }
-                    Packet::Tnt(..) => unreachable!("no event says this"),
-                };
-            }
-        }
-    }
-    total + tnt(bits)
+            Packet::Tnt(..) => unreachable!("no event says this"),
+        },
+    })
 }
 
 /// The distances between the PSBs of a trace that was started once, up to its end.
@@ -154,10 +77,16 @@ const CONFIG: Config = Config {
     psb_period: 2048,
 };
 
+/// All ways to put bits into short TNTs of up to 6 and long ones of up to 47.
 #[test]
 fn long_tnts_save_nothing() {
-    for bits in 0..1000 {
-        assert_eq!(tnt(bits), bits.div_ceil(6));
+    let mut fewest = vec![0];
+    for bits in 1..2000usize {
+        let short = fewest[bits.saturating_sub(6)] + 1;
+        let long = fewest[bits.saturating_sub(47)] + 8;
+        fewest.push(short.min(long));
+        assert_eq!(tnt(bits), fewest[bits]);
+        assert!(short <= long);
     }
 }
 
@@ -225,7 +154,7 @@ fn close_to_the_fewest_bytes() {
         let program = mixture(ends);
         let run = program.run(CONFIG, FAIR, &Choices::new(2, 200_000).numbers());
         let bytes = run.told.out.bytes.len();
-        let fewest = fewest(CONFIG, &run.told.facts, Returns::Sdm);
+        let fewest = fewest(sayings(&run.told.facts), Returns::Sdm).total();
         let branches = run
             .told
             .facts
@@ -293,7 +222,8 @@ proptest! {
         let weather = Weather { async_events, ..FAIR };
         let run = Program::new(&blocks).run(config, weather, &choices.numbers());
         let bytes = run.told.out.bytes.len();
-        let fewest = fewest(config, &run.told.facts, Returns::Agreed);
+        let returns = if ret_compression { Returns::Agreed } else { Returns::None };
+        let fewest = fewest(sayings(&run.told.facts), returns).total();
         prop_assert!(bytes >= fewest, "{bytes}, fewest {fewest}");
         prop_assert!(bytes * 100 <= fewest * 105, "{bytes}, fewest {fewest}");
     }

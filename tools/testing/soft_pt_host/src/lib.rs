@@ -16,11 +16,19 @@
 //! - `golden`: the bytes of each packet and of each event, written down by hand.
 //! - `packets`: an independent packet decoder reads back the events that went in.
 //! - `flow`: independent flow decoders follow a run exactly, from any PSB on.
+//! - `insns`: an independent decoder reads instructions as the stepper's short way does.
 //! - `rings`: the arithmetic of rings and the sizes of samples that the perf core's half goes by.
-//! - `density`: how many bytes that takes, against the fewest that the format allows.
+//! - `density`: how many bytes that takes, against the fewest that the format allows, of which
+//!   `fewest` is the model.
 
 #![cfg_attr(not(test), expect(dead_code, reason = "the tests are what uses it"))]
 
+#[expect(
+    unreachable_pub,
+    reason = "what it says is part of the kernel crate's interface"
+)]
+#[path = "../../../../rust/kernel/perf/step/insn.rs"]
+mod insn;
 #[path = "../../../../samples/rust/soft_pt/packet.rs"]
 mod packet;
 #[path = "../../../../rust/kernel/perf/ring.rs"]
@@ -35,11 +43,15 @@ mod density;
 #[cfg(test)]
 mod events;
 #[cfg(test)]
+mod fewest;
+#[cfg(test)]
 mod flow;
 #[cfg(test)]
 mod follow;
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod insns;
 #[cfg(test)]
 mod libipt;
 #[cfg(test)]

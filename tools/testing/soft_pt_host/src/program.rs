@@ -82,6 +82,17 @@ pub(crate) enum Kind {
     Iret,
 }
 
+impl Kind {
+    /// Whether such an instruction may need a packet. Only after those, and where the flow begins,
+    /// the unit looks whether a PSB is due.
+    fn may_write(self) -> bool {
+        !matches!(
+            self,
+            Kind::Other | Kind::Jmp { .. } | Kind::Call { .. } | Kind::CallNext
+        )
+    }
+}
+
 /// An instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Insn {
@@ -453,7 +464,7 @@ impl Runner<'_> {
             let next = ip + u64::from(insn.len);
             let branch = insn.kind != Kind::Other;
             ip = self.execute(insn, next, choice >> 11);
-            if self.run.told.trace.sync_due() {
+            if insn.kind.may_write() && self.run.told.trace.sync_due() {
                 self.tell(Event::Sync(ip, self.exec(ip)));
             }
             if branch {
