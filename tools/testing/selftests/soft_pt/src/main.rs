@@ -8,7 +8,9 @@
 //! - [`tests::pause`]: AUX pause and resume.
 //! - [`tests::filter`]: address filters.
 //! - [`tests::situation`]: programs in which single-stepping could show or do harm.
+//! - [`tests::code`]: code that changes.
 //! - [`tests::stress`]: tracing that goes on and off under a busy program.
+//! - [`tests::density`]: how many bytes that takes.
 //! - [`tests::refuse`]: what the PMU must refuse.
 //!
 //! perf records a PMU only if it is named `intel_pt` and CPUID says Intel, so most tests skip when
@@ -16,6 +18,9 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod density;
+#[path = "../../../soft_pt_host/src/fewest.rs"]
+mod fewest;
 mod image;
 mod libipt;
 mod perf;
@@ -33,7 +38,9 @@ fn main() -> ExitCode {
             tests::pause::TESTS,
             tests::filter::TESTS,
             tests::situation::TESTS,
+            tests::code::TESTS,
             tests::stress::TESTS,
+            tests::density::TESTS,
             tests::refuse::TESTS,
         ],
     )

@@ -24,11 +24,7 @@ use std::{
     process::{
         Command,
         Stdio, //
-    },
-    time::{
-        Duration,
-        Instant, //
-    },
+    }, //
 };
 
 use crate::image::{
@@ -46,8 +42,6 @@ pub struct Steps {
     pub stdout: String,
     /// How it ended, as `waitpid()` says it.
     pub status: i32,
-    /// From the first stop to the last.
-    pub elapsed: Duration,
 }
 
 fn failed(what: &str) -> String {
@@ -131,7 +125,6 @@ fn follow(pid: i32) -> Result<Steps, String> {
     let mut order: Vec<i32> = Vec::new();
     let mut lists: BTreeMap<i32, Vec<u64>> = BTreeMap::new();
     let mut image = None;
-    let start = Instant::now();
 
     let status = loop {
         let mut status = 0;
@@ -176,7 +169,6 @@ fn follow(pid: i32) -> Result<Steps, String> {
         ptrace(libc::PTRACE_SINGLESTEP, tid, deliver as usize)?;
     };
 
-    let elapsed = start.elapsed();
     let image = image.ok_or("the program ended before its first instruction")?;
     let threads = order
         .iter()
@@ -187,7 +179,6 @@ fn follow(pid: i32) -> Result<Steps, String> {
         image,
         stdout: String::new(),
         status,
-        elapsed,
     })
 }
 

@@ -2,6 +2,8 @@
 
 //! The tests, and what they share.
 
+pub mod code;
+pub mod density;
 pub mod filter;
 pub mod oracle;
 pub mod pause;

@@ -294,7 +294,10 @@ fn cost(attr: &Attr, work: Loop, rounds: u64, steps: u64) -> Result<f64> {
 fn exception() -> Result<f64> {
     const HITS: u64 = 10_000;
     let address = &raw const step_cost_straight_round as u64;
-    let event = Attr::exec_breakpoint(address, 0).user_only().disabled().open()?;
+    let event = Attr::exec_breakpoint(address, 0)
+        .user_only()
+        .disabled()
+        .open()?;
     let time = |rounds: u64| -> Result<u64> {
         event.enable()?;
         let time = ticks(straight, rounds);
@@ -305,7 +308,9 @@ fn exception() -> Result<f64> {
     time(HITS)?;
     let hits = event.count()? - before;
     if hits != HITS {
-        return Err(Error::new(format!("{hits} breakpoints hit, expected {HITS}")));
+        return Err(Error::new(format!(
+            "{hits} breakpoints hit, expected {HITS}"
+        )));
     }
     let all = least(|| time(HITS))?;
     let none = least(|| time(0))?;
@@ -334,7 +339,10 @@ fn instructions(pmu: &Pmu) -> Result<()> {
         ("pattern", field("pattern", 1)?),
     ];
     let exception = exception()?;
-    eprintln!("{:<20} {:<12} {exception:8.1}", "debug exception", "breakpoint");
+    eprintln!(
+        "{:<20} {:<12} {exception:8.1}",
+        "debug exception", "breakpoint"
+    );
     println!(
         r#"{{"what":"debug exception","variant":"counting breakpoint","instructions":{exception:.1}}}"#
     );
@@ -372,7 +380,10 @@ fn speed(pmu: &Pmu) -> Result<()> {
         let per_round = steps(pmu, work, rounds)? - steps(pmu, work, 0)?;
         let clocked = |attr: Option<&Attr>, rounds: u64| -> Result<f64> {
             let event = attr.map(|attr| attr.open()).transpose()?;
-            let ring = event.as_ref().map(|event| Ring::map(event, 1)).transpose()?;
+            let ring = event
+                .as_ref()
+                .map(|event| Ring::map(event, 1))
+                .transpose()?;
             let _aux = match (&event, &ring) {
                 (Some(event), Some(ring)) => Some(ring.map_aux(event, 64, AuxMode::Snapshot)?),
                 _ => None,
@@ -433,13 +444,14 @@ fn speed(pmu: &Pmu) -> Result<()> {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let result = pmu().and_then(|pmu| {
-        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-            ["instructions"] => instructions(&pmu),
-            ["speed"] => speed(&pmu),
-            _ => Err(Error::new("usage: step_cost instructions|speed")),
-        }
-    });
+    let result =
+        pmu().and_then(
+            |pmu| match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+                ["instructions"] => instructions(&pmu),
+                ["speed"] => speed(&pmu),
+                _ => Err(Error::new("usage: step_cost instructions|speed")),
+            },
+        );
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -2,19 +2,12 @@
 
 //! The decoded trace of a program against the list that a ptrace stepper makes of it.
 
-use std::{
-    path::Path,
-    time::{
-        Duration,
-        Instant, //
-    }, //
-};
+use std::path::Path;
 
 use perf_aux::{
     check,
     check_eq,
     fail,
-    load::Child,
     ring::{
         AuxMode,
         Ring, //
@@ -218,61 +211,29 @@ fn by_libipt(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Time that the program takes once it is told to start.
-fn timed(prepare: impl FnOnce(&mut Child) -> Outcome, rounds: usize) -> Result<Duration, Stop> {
-    let mut child = waiting(rounds)?;
-    prepare(&mut child)?;
-    let start = Instant::now();
-    let code = child.wait()?;
-    check_eq!(code, 0, "exit code of the program");
-    Ok(start.elapsed())
-}
+/// How much faster than a ptrace stepper the trace has to be, in any loop.
+const FASTER: f64 = 20.0;
 
-/// Instructions per second, traced and by the ptrace stepper.
+/// Instructions per second, traced and by a ptrace stepper, as `step_cost` measures them.
 fn speed(ctx: &Ctx) -> Outcome {
-    let pmu = ctx.pmu()?;
-    let steps = step()?;
-    let counted: usize = steps.threads.iter().map(Vec::len).sum();
-
-    // Over and over, so that starting the program does not count; one thread at a time on one CPU.
-    let mut best = Duration::MAX;
-    let mut untraced = Duration::MAX;
-    for _ in 0..5 {
-        perf_aux::load::pin(0)?;
-        untraced = untraced.min(timed(|_| Ok(()), ROUNDS)?);
-        let mut group = None;
-        let time = timed(
-            |child| {
-                let attr = pmu.event(0).pid(child.pid()).cpu(0).inherit();
-                let event = attr.enable_on_exec().open()?;
-                let ring = Ring::map(&event, 8)?;
-                let aux = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
-                group = Some((event, ring, aux));
-                Ok(())
-            },
-            ROUNDS,
-        )?;
-        best = best.min(time);
-        if let Some((_, ring, aux)) = &group {
-            check!(
-                ring.aux_head() != 0 || aux.all().iter().any(|b| *b != 0),
-                "nothing was traced"
-            );
-        }
+    ctx.pmu()?;
+    let ran = perf::run(std::process::Command::new(program("step_cost")?).arg("speed"))?;
+    check_eq!(ran.ended, perf::SUCCESS, "end of step_cost: {}", ran.stderr);
+    for line in ran.stderr.lines() {
+        ctx.diag(line);
     }
-    let per_second = |count: usize, time: Duration| count as f64 / time.as_secs_f64();
-    let traced = per_second(counted, best);
-    let stepped = per_second(counted, steps.elapsed);
-    ctx.diag(format!(
-        "{counted} instructions: untraced {:.4} s, traced {:.4} s, by ptrace {:.2} s",
-        untraced.as_secs_f64(),
-        best.as_secs_f64(),
-        steps.elapsed.as_secs_f64(),
-    ));
-    ctx.diag(format!(
-        "traced {traced:.0} instructions/s, by ptrace {stepped:.0}, ratio {:.1}",
-        traced / stepped
-    ));
-    check!(traced > stepped, "no faster than ptrace");
+    let ratios: Vec<f64> = ran
+        .stdout
+        .lines()
+        .filter(|line| line.contains("traced to ptrace"))
+        .filter_map(|line| {
+            let (_, ratio) = line.split_once("\"ratio\":")?;
+            ratio.split([',', '}']).next()?.parse().ok()
+        })
+        .collect();
+    check!(!ratios.is_empty(), "step_cost says: {}", ran.stdout);
+    for ratio in ratios {
+        check!(ratio > FASTER, "only {ratio} times as fast as ptrace");
+    }
     Ok(())
 }
