@@ -735,11 +735,10 @@ fn psb_period(ctx: &Ctx) -> Outcome {
             "only {} bytes of trace",
             bytes.len()
         );
-        // The allowance is perf's own for a PSB and what comes with it.
         let rest = bytes.len() - places.last().unwrap_or(&0);
         check!(
-            widest.max(rest) <= period + 256,
-            "PSBs {widest} bytes apart and {rest} after the last, expected at most {period} + 256"
+            widest.max(rest) <= period,
+            "PSBs {widest} bytes apart and {rest} after the last, expected at most {period}"
         );
     }
     Ok(())
