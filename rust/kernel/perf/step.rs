@@ -224,7 +224,7 @@ static ACTIVE: Atomic<*mut Shared> = Atomic::new(core::ptr::null_mut());
 /// Keeps a second stepper out while the first is being made or unmade.
 static TAKEN: Atomic<bool> = Atomic::new(false);
 
-/// Whether the die notifier is registered. It stays so.
+/// Whether the die notifier is registered. It stays so, except in a module.
 static NOTIFYING: Atomic<bool> = Atomic::new(false);
 
 /// A `notifier_block` that the C side links into its chain.
@@ -394,6 +394,14 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         task::Probes::unregister();
         ACTIVE.store(core::ptr::null_mut(), Release);
+        // Nothing may lead into a module that is gone. It can go, since no event exists any more: the
+        // last TF of the stepper was cleared when the last CPU was disarmed.
+        #[cfg(PERF_IN_MODULE)]
+        {
+            // SAFETY: It was registered when the stepper was made.
+            unsafe { bindings::unregister_die_notifier(DIE_NOTIFIER.0.get()) };
+            NOTIFYING.store(false, Relaxed);
+        }
         // The die notifier reads `ACTIVE` under RCU.
         // SAFETY: This may sleep.
         unsafe { bindings::synchronize_rcu() };
