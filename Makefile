@@ -5,7 +5,7 @@
 export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES
 
 .DEFAULT_GOAL := help
-.PHONY: run test kernel module deb vm bench check patches clean distclean help
+.PHONY: run test torture kernel module deb vm bench check patches clean distclean help
 
 help:
 	@sed -n 's/^#> \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -14,6 +14,7 @@ help:
 #>
 #>   make run        build what is missing, boot the VM, record two programs and show what perf decodes
 #>   make test       every test; ends with the line "N passed, N failed, N skipped"
+#>   make torture    the random and repeated tests at length; MINUTES=N for each part, SEED=N, PARTS='…'
 #>   make vm         a shell in the VM with soft_pt loaded as intel_pt; CMD='…' runs that instead
 #>   make deb        a Debian package that builds soft_pt for the kernel it is installed on
 #>
@@ -24,7 +25,7 @@ help:
 #>   make patches    check that the patch series applies      make clean     remove build/
 #>                                                            make distclean remove the cache too
 #>
-#> Variables: SUITES='NAME…' (for test)  KERNEL=product|stock  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
+#> Variables: SUITES='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
 #>            TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
@@ -34,6 +35,9 @@ run:
 
 test:
 	@tools/test $(SUITES)
+
+torture:
+	@tools/torture $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(PARTS)
 
 kernel:
 	@tools/kernel/image
