@@ -285,12 +285,11 @@ impl Stepper {
                 .inspect_err(|_| TAKEN.store(false, Release))?;
             NOTIFYING.store(true, Relaxed);
         }
+        // The probes do without a stepper until there is one.
+        task::Probes::register().inspect_err(|_| TAKEN.store(false, Release))?;
         ACTIVE.store(&raw mut *shared, Release);
-        // INVARIANT: `ACTIVE` was set just now; if the probes can not be registered, dropping
-        // `this` resets it.
-        let this = Self { shared };
-        task::Probes::register()?;
-        Ok(this)
+        // INVARIANT: `ACTIVE` was set just now.
+        Ok(Self { shared })
     }
 
     /// Begins to step the tasks of this CPU; the first event is an `Enter`.

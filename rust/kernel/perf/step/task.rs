@@ -304,39 +304,47 @@ impl Task {
     }
 }
 
+/// Registers or unregisters the probe of a tracepoint.
+macro_rules! probe {
+    ($call:ident, $probe:ident) => {
+        // SAFETY: The probe is part of the kernel, and has the type that its tracepoint wants.
+        to_result(unsafe { bindings::$call(Some($probe), core::ptr::null_mut()) })
+    };
+}
+
 /// The tracepoints that tell when a task's registers are about to be seen by others.
 pub(super) struct Probes;
 
 impl Probes {
-    /// Registers all probes. May sleep.
+    /// Registers all probes, or none if that fails. May sleep.
     pub(super) fn register() -> Result {
-        // SAFETY: The probes are part of the kernel, and have the types that their tracepoints
-        // want.
-        unsafe {
-            to_result(bindings::register_trace_sched_switch(
-                Some(on_switch),
-                core::ptr::null_mut(),
-            ))?;
-            to_result(bindings::register_trace_signal_deliver(
-                Some(on_signal),
-                core::ptr::null_mut(),
-            ))?;
-            to_result(bindings::register_trace_sched_process_fork(
-                Some(on_fork),
-                core::ptr::null_mut(),
-            ))
-        }
+        probe!(register_trace_sched_switch, on_switch)?;
+        probe!(register_trace_signal_deliver, on_signal)
+            .inspect_err(|_| Self::unregister_switch())?;
+        probe!(register_trace_sched_process_fork, on_fork).inspect_err(|_| {
+            Self::unregister_signal();
+            Self::unregister_switch();
+        })
     }
 
-    /// Unregisters the probes that are registered, and waits until they have run. May sleep.
+    /// Unregisters all probes, and waits until they have run. May sleep.
+    ///
+    /// They must be registered: the kernel warns of one that is not.
     pub(super) fn unregister() {
-        // SAFETY: As above. A probe that is not registered is not found.
-        unsafe {
-            bindings::unregister_trace_sched_process_fork(Some(on_fork), core::ptr::null_mut());
-            bindings::unregister_trace_signal_deliver(Some(on_signal), core::ptr::null_mut());
-            bindings::unregister_trace_sched_switch(Some(on_switch), core::ptr::null_mut());
-            bindings::tracepoint_synchronize_unregister();
-        }
+        // That a probe which is registered can't be found does not happen.
+        let _ = probe!(unregister_trace_sched_process_fork, on_fork);
+        Self::unregister_signal();
+        Self::unregister_switch();
+    }
+
+    fn unregister_signal() {
+        let _ = probe!(unregister_trace_signal_deliver, on_signal);
+    }
+
+    fn unregister_switch() {
+        let _ = probe!(unregister_trace_sched_switch, on_switch);
+        // SAFETY: This may sleep.
+        unsafe { bindings::tracepoint_synchronize_unregister() };
     }
 }
 
