@@ -15,6 +15,7 @@ use super::sample::{
     PLAIN, //
 };
 use super::source::Source;
+use perf_aux::abi;
 use perf_aux::group::{
     AuxGroup,
     Setup, //
@@ -48,7 +49,11 @@ use perf_aux::{
     Test, //
 };
 use std::ffi::CString;
-use std::time::Duration;
+use std::fs;
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 pub const TESTS: &[Test] = &[
     Test::new("nested.execution", execution).limit(120),
@@ -58,6 +63,7 @@ pub const TESTS: &[Test] = &[
     Test::new("nested.probe", probe).limit(120),
     Test::new("nested.failed_snapshot", failed_snapshot),
     Test::new("nested.every_step", every_step).limit(120),
+    Test::new("nested.nmi", nmi).limit(120),
 ];
 
 /// What every PMU calls to have its area copied, in both variants.
@@ -425,6 +431,55 @@ fn every_step(ctx: &Ctx) -> Outcome {
         ctx.diag(format_args!(
             "{samples} samples with {name}, at word {last}"
         ));
+    }
+    Ok(())
+}
+
+/// Samples in interrupts that can't be masked, if any come: who makes them is not for this process
+/// to say. `tools/vm/run --nmi RATE` has the VM get some.
+fn nmi(ctx: &Ctx) -> Outcome {
+    const ID: &str = "/sys/kernel/tracing/events/nmi/nmi_handler/id";
+    let source = Source::new(ctx)?;
+    let id = fs::read_to_string(ID)
+        .ok()
+        .and_then(|id| id.trim().parse().ok());
+    let Some(id) = id else {
+        skip!("no {ID}, or it can't be read");
+    };
+    let setup = Setup {
+        // Each handler that is asked whether the interrupt is its own makes a sample.
+        sampler: Attr::new(abi::PERF_TYPE_TRACEPOINT, id)
+            .sample_period(1)
+            .sample_type(PLAIN.into())
+            .aux_sample_size(1024),
+        ..source.setup()
+    };
+    let wanted = ctx.rounds(20);
+    for name in Variant::names() {
+        let _variant = Variant::choose(name)?;
+        let mut group = setup.open()?;
+        let (mut samples, mut full) = (0, 0);
+        let end = Instant::now() + ctx.time(Duration::from_secs(5));
+        while samples < wanted && Instant::now() < end {
+            for sample in group.sample(1, Duration::from_secs(1))? {
+                // If the PMU was at work it can't give its trace; the sample has zeros then.
+                let aux = sample.aux.as_deref().unwrap_or_default();
+                check!(
+                    aux.len() == 1024 || aux.is_empty(),
+                    "AUX bytes of a sample in an NMI: {}",
+                    aux.len()
+                );
+                full += u32::from(source.check(&sample)?.unwrap_or(1) > 0);
+                samples += 1;
+            }
+        }
+        if samples == 0 {
+            skip!("no NMI came");
+        }
+        ctx.diag(format_args!(
+            "{samples} samples with {name}, {full} of them with a trace"
+        ));
+        check!(full > 0, "none of {samples} samples had a trace");
     }
     Ok(())
 }

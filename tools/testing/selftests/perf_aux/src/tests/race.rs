@@ -350,7 +350,10 @@ extern "C" fn on_signal(signal: libc::c_int) {
 fn signals(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     if !source.pattern {
-        skip!("{} has no pattern source to count steps by", source.pmu.name());
+        skip!(
+            "{} has no pattern source to count steps by",
+            source.pmu.name()
+        );
     }
     let mut random = ctx.random();
     // SAFETY: a new shared mapping touches no existing memory, and is zeroed, as counts are.
@@ -418,7 +421,11 @@ fn signals(ctx: &Ctx) -> Outcome {
             steps = source.check(&sample)?.unwrap_or(0).max(steps);
         }
         let stray = counts.stray.load(Ordering::Relaxed);
-        check_eq!(stray, 0, "stray traps, after {steps} steps and {toggles} toggles");
+        check_eq!(
+            stray,
+            0,
+            "stray traps, after {steps} steps and {toggles} toggles"
+        );
     }
     let handled = counts.handled.load(Ordering::Relaxed);
     ctx.diag(format_args!(
