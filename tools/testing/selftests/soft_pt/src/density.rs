@@ -586,7 +586,7 @@ fn map(record: &[u8]) -> Result<Map> {
     })
 }
 
-/// A sort, a compressor, an interpreter and a compiler, with something to do for a second or so;
+/// A sort, a compressor, an interpreter and an assembler, with something to do for a second or so;
 /// those that are installed. Files that they read are made in `directory`.
 pub(crate) fn programs(directory: &Path) -> Result<Vec<Program>> {
     let file = |name: &str, text: String| -> Result<String> {
@@ -609,23 +609,18 @@ pub(crate) fn programs(directory: &Path) -> Result<Vec<Program>> {
         );
     }
     let words = file("words", words)?;
-    let script = "my %h; for my $i (1..1500) { my $w = join '', map { chr(97 + ($i * $_) % 26) } \
+    let script = "my %h; for my $i (1..100) { my $w = join '', map { chr(97 + ($i * $_) % 26) } \
                   1..6; $h{$w} += length $w; $w =~ s/[aeiou]+/-/g; $h{$w}++ } \
                   print join(' ', sort keys %h);";
-    let source = file(
-        "source.c",
-        "struct node { struct node *next; int key; };\n\
-         static int find(struct node *n, int key)\n\
-         { int d = 0; for (; n; n = n->next, d++) if (n->key == key) return d; return -1; }\n\
-         int sum(struct node *n, const int *keys, int count)\n\
-         { int s = 0, i; for (i = 0; i < count; i++) s += find(n, keys[i]); return s; }\n"
-            .to_owned(),
-    )?;
-    let compiler = std::process::Command::new("gcc")
-        .arg("-print-prog-name=cc1")
-        .output()
-        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        .unwrap_or_default();
+    let mut source = String::new();
+    for n in 0..150 {
+        source += &format!(
+            "f{n}: push %rbx\n mov ${n}, %ebx\n1: lea (%rdi,%rbx,4), %rax\n cmp %rsi, %rax\n \
+             jb 1b\n call f{}\n pop %rbx\n ret\n",
+            n / 2
+        );
+    }
+    let source = file("source.s", source)?;
     let programs = [
         ("sort", vec!["/usr/bin/sort".to_owned(), words.clone()]),
         (
@@ -641,11 +636,9 @@ pub(crate) fn programs(directory: &Path) -> Result<Vec<Program>> {
             ],
         ),
         (
-            "compiler",
+            "assembler",
             vec![
-                compiler,
-                "-quiet".to_owned(),
-                "-O1".to_owned(),
+                "/usr/bin/as".to_owned(),
                 source,
                 "-o".to_owned(),
                 "/dev/null".to_owned(),

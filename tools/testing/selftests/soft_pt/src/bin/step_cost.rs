@@ -4,7 +4,7 @@
 //!
 //! Loops of known make are run untraced, traced, and under a ptrace stepper, in turns in the same
 //! boot. What is measured is the loop alone: the program is there already, and the clock is read
-//! on both sides of the loop. A run of no rounds is taken off each.
+//! on both sides of the loop.
 //!
 //! In QEMU with `-icount shift=0,sleep=off` and one CPU the time-stamp counter counts instructions,
 //! so that the cost of a step is a number of instructions ("guest instructions"). Elsewhere only
@@ -28,27 +28,14 @@ use std::{
         global_asm,
         x86_64::_rdtsc, //
     },
+    hint::black_box,
     process::ExitCode,
     ptr,
-    time::{
-        Duration,
-        Instant, //
-    }, //
+    time::Instant, //
 };
 
-// run(loop, rounds): calls `loop`, between two addresses that a stepper knows.
-//
 // Each loop takes the number of rounds, 0 included.
 global_asm!(
-    ".globl step_cost_run, step_cost_ran",
-    "step_cost_run:",
-    "mov %rdi, %rax",
-    "mov %rsi, %rdi",
-    "sub $8, %rsp",
-    "call *%rax",
-    "step_cost_ran:",
-    "add $8, %rsp",
-    "ret",
     // Conditional branches, every second instruction.
     ".globl step_cost_branches",
     "step_cost_branches:",
@@ -101,8 +88,6 @@ global_asm!(
 type Loop = extern "C" fn(u64) -> u64;
 
 extern "C" {
-    fn step_cost_run(work: Loop, rounds: u64) -> u64;
-    static step_cost_ran: u8;
     static step_cost_straight_round: u8;
     fn step_cost_branches(rounds: u64) -> u64;
     fn step_cost_straight(rounds: u64) -> u64;
@@ -127,7 +112,7 @@ extern "C" fn indirect(rounds: u64) -> u64 {
 /// What a compiler makes of a sort: insertion sorts of a few numbers.
 extern "C" fn sort(rounds: u64) -> u64 {
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;
-    let mut numbers = [0u64; 24];
+    let mut numbers = [0u64; 10];
     for _ in 0..rounds {
         for number in &mut numbers {
             seed ^= seed << 13;
@@ -142,14 +127,14 @@ extern "C" fn sort(rounds: u64) -> u64 {
                 j -= 1;
             }
         }
-        seed ^= numbers[12];
+        seed ^= numbers[5];
     }
     seed
 }
 
+/// Runs the loop, by a call that the compiler knows nothing about.
 fn run(work: Loop, rounds: u64) -> u64 {
-    // SAFETY: `work` is a function of the C convention.
-    unsafe { step_cost_run(work, rounds) }
+    black_box(work)(black_box(rounds))
 }
 
 fn now() -> u64 {
@@ -212,12 +197,12 @@ fn wait_stopped(pid: i32) -> Result<()> {
     }
 }
 
-/// What a debugger does for each instruction: PTRACE_SINGLESTEP, waitpid(), PTRACE_GETREGS.
-fn step_to(pid: i32, address: u64) -> Result<u64> {
+/// Makes so many steps as a debugger does: PTRACE_SINGLESTEP, waitpid(), PTRACE_GETREGS. Returns the
+/// address after the last.
+fn step(pid: i32, count: usize) -> Result<u64> {
     // SAFETY: All zeros is a value of this plain data.
     let mut regs: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-    let mut steps = 0;
-    loop {
+    for _ in 0..count {
         // SAFETY: The request takes numbers.
         if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, pid, 0usize, 0usize) } < 0 {
             return failed("PTRACE_SINGLESTEP");
@@ -227,15 +212,12 @@ fn step_to(pid: i32, address: u64) -> Result<u64> {
         if unsafe { libc::ptrace(libc::PTRACE_GETREGS, pid, 0usize, &raw mut regs) } < 0 {
             return failed("PTRACE_GETREGS");
         }
-        steps += 1;
-        if regs.rip == address {
-            return Ok(steps);
-        }
     }
+    Ok(regs.rip)
 }
 
-/// Steps of a ptrace stepper, and its time, with the child on one CPU.
-fn stepped(work: Loop, rounds: u64, cpu: usize) -> Result<(u64, Duration)> {
+/// The least ticks of a ptrace stepper for [`PTRACE_STEPS`], with the child on one CPU.
+fn stepped(work: Loop, cpu: usize) -> Result<u64> {
     // SAFETY: This process has one thread, so the child may do anything.
     let pid = unsafe { libc::fork() };
     if pid < 0 {
@@ -249,15 +231,17 @@ fn stepped(work: Loop, rounds: u64, cpu: usize) -> Result<(u64, Duration)> {
                 libc::_exit(1);
             }
             libc::raise(libc::SIGSTOP);
-            run(work, rounds);
+            run(work, u64::MAX >> 1);
             libc::_exit(0)
         }
     }
     let result = wait_stopped(pid).and_then(|()| {
-        step_to(pid, work as usize as u64)?;
-        let start = Instant::now();
-        let steps = step_to(pid, &raw const step_cost_ran as u64)?;
-        Ok((steps, start.elapsed()))
+        while step(pid, 1)? != work as usize as u64 {}
+        least(TIMES, || {
+            let start = now();
+            step(pid, PTRACE_STEPS)?;
+            Ok(now() - start)
+        })
     });
     // SAFETY: The child is ours and not waited for yet.
     unsafe {
@@ -272,21 +256,22 @@ const LOOPS: [(&str, Loop, u64); 4] = [
     ("branches", branches, 14_000),
     ("straight code", straight, 3_100),
     ("indirect branches", indirect, 12_500),
-    ("sort", sort, 60),
+    ("sort", sort, 300),
 ];
 
-/// Runs of which the least or the median is taken.
-const RUNS: usize = 7;
-
-fn least(mut time: impl FnMut() -> Result<u64>) -> Result<u64> {
-    (0..RUNS).try_fold(u64::MAX, |least, _| Ok(least.min(time()?)))
+/// The least of so many times.
+fn least(times: usize, mut time: impl FnMut() -> Result<u64>) -> Result<u64> {
+    (0..times).try_fold(u64::MAX, |least, _| Ok(least.min(time()?)))
 }
+
+/// Counts of instructions hardly vary.
+const COUNTS: usize = 5;
 
 /// Per step: with the traced loop, its steps, and what the untraced loop takes.
 fn cost(attr: &Attr, work: Loop, rounds: u64, steps: u64) -> Result<f64> {
-    let all = least(|| traced_ticks(attr, work, rounds))?;
-    let none = least(|| traced_ticks(attr, work, 0))?;
-    let untraced = least(|| Ok(ticks(work, rounds)))?;
+    let all = least(COUNTS, || traced_ticks(attr, work, rounds))?;
+    let none = least(COUNTS, || traced_ticks(attr, work, 0))?;
+    let untraced = least(COUNTS, || Ok(ticks(work, rounds)))?;
     Ok((all.saturating_sub(none).saturating_sub(untraced)) as f64 / steps as f64)
 }
 
@@ -312,9 +297,9 @@ fn exception() -> Result<f64> {
             "{hits} breakpoints hit, expected {HITS}"
         )));
     }
-    let all = least(|| time(HITS))?;
-    let none = least(|| time(0))?;
-    let untraced = least(|| Ok(ticks(straight, HITS)))?;
+    let all = least(COUNTS, || time(HITS))?;
+    let none = least(COUNTS, || time(0))?;
+    let untraced = least(COUNTS, || Ok(ticks(straight, HITS)))?;
     Ok((all.saturating_sub(none).saturating_sub(untraced)) as f64 / HITS as f64)
 }
 
@@ -364,68 +349,65 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
+/// Steps that are timed at once under ptrace, and the part of a loop that is when traced. Both take
+/// about a millisecond, so that the least of many times is one in which nothing else ran.
+const PTRACE_STEPS: usize = 8;
+const TRACED_PART: u64 = 200;
+const TIMES: usize = 40;
+/// How much more the untraced loop runs than the traced one.
+const UNTRACED: u64 = 200;
+/// Rounds of all three, of which the median is reported.
+const ROUNDS: usize = 9;
+
 /// Instructions per second, and the ratios to a ptrace stepper and to the same untraced.
 fn speed(pmu: &Pmu) -> Result<()> {
-    /// How often more rounds the traced loop does than the one under ptrace, and the untraced than
-    /// the traced, so that each takes about as long.
-    const TRACED: u64 = 60;
-    const UNTRACED: u64 = 50;
-
     let cpus = perf_aux::load::cpus()?;
     let (Some(&own), Some(&other)) = (cpus.first(), cpus.last()) else {
         return Err(Error::new("no CPU"));
     };
     pin(own)?;
+    // An event that is there all the time spares the kernel to patch the switch for task events out
+    // and in again.
+    let _held = Attr::software(perf_aux::abi::PERF_COUNT_SW_DUMMY).open()?;
+    let (since, begin) = (Instant::now(), now());
     for (what, work, rounds) in LOOPS {
-        let per_round = steps(pmu, work, rounds)? - steps(pmu, work, 0)?;
-        let clocked = |attr: Option<&Attr>, rounds: u64| -> Result<f64> {
-            let event = attr.map(|attr| attr.open()).transpose()?;
-            let ring = event
-                .as_ref()
-                .map(|event| Ring::map(event, 1))
-                .transpose()?;
-            let _aux = match (&event, &ring) {
-                (Some(event), Some(ring)) => Some(ring.map_aux(event, 64, AuxMode::Snapshot)?),
-                _ => None,
-            };
-            if let Some(event) = &event {
-                event.enable()?;
-            }
-            let start = Instant::now();
-            run(work, rounds);
-            let time = start.elapsed();
-            if let Some(event) = &event {
-                event.disable()?;
-            }
-            Ok(time.as_secs_f64())
-        };
-        let attr = pmu.event(0);
+        let steps = steps(pmu, work, rounds)? - steps(pmu, work, 0)?;
+        let part = (rounds / TRACED_PART).max(1);
         let (mut traced, mut untraced, mut ptraced) = (vec![], vec![], vec![]);
         let (mut to_ptrace, mut to_untraced) = (vec![], vec![]);
-        for _ in 0..RUNS {
-            let few = (rounds / TRACED).max(1);
-            // On one CPU, or one each: whichever is faster.
-            let mut fastest = 0f64;
-            for cpu in [own, other] {
-                let (steps, time) = stepped(work, few, cpu)?;
-                fastest = fastest.max(steps as f64 / time.as_secs_f64());
+        for _ in 0..ROUNDS {
+            // On one CPU, or on one each: whichever is faster.
+            let by_ptrace = stepped(work, own)?.min(stepped(work, other)?);
+            let event = pmu.event(0).open()?;
+            let ring = Ring::map(&event, 1)?;
+            let _aux = ring.map_aux(&event, 64, AuxMode::Snapshot)?;
+            event.enable()?;
+            let by_trace = least(TIMES, || Ok(ticks(work, part)))?;
+            event.disable()?;
+            if ring.aux_head() == 0 {
+                return Err(Error::new("nothing was traced"));
             }
-            let by_trace = per_round as f64 / clocked(Some(&attr), rounds)?;
-            let bare = (per_round * UNTRACED) as f64 / clocked(None, rounds * UNTRACED)?;
-            to_ptrace.push(by_trace / fastest);
+            let bare = least(TIMES, || Ok(ticks(work, part * UNTRACED)))?;
+
+            let per_tick = |steps: u64, ticks: u64| steps as f64 / ticks as f64;
+            let by_ptrace = per_tick(PTRACE_STEPS as u64, by_ptrace);
+            let by_trace = per_tick(steps * part / rounds, by_trace);
+            let bare = per_tick(steps * part / rounds * UNTRACED, bare);
+            to_ptrace.push(by_trace / by_ptrace);
             to_untraced.push(bare / by_trace);
             traced.push(by_trace);
             untraced.push(bare);
-            ptraced.push(fastest);
+            ptraced.push(by_ptrace);
         }
-        let (least, most) = (
-            to_ptrace.iter().copied().fold(f64::MAX, f64::min),
-            to_ptrace.iter().copied().fold(0f64, f64::max),
-        );
-        let (traced, untraced, ptraced) = (median(traced), median(untraced), median(ptraced));
+        let per_second = (now() - begin) as f64 / since.elapsed().as_secs_f64();
+        let lowest = to_ptrace.iter().copied().fold(f64::MAX, f64::min);
+        let highest = to_ptrace.iter().copied().fold(0f64, f64::max);
+        let [traced, untraced, ptraced] =
+            [traced, untraced, ptraced].map(|per_tick| median(per_tick) * per_second);
         let (to_ptrace, to_untraced) = (median(to_ptrace), median(to_untraced));
         eprintln!(
-            "{what:<20} traced {traced:9.0}/s, ptrace {ptraced:7.0}/s, ratio {to_ptrace:6.1} ({least:.1} to {most:.1}), untraced {untraced:.2e}/s, ratio {to_untraced:.0}"
+            "{what:<18} {traced:8.0}/s traced, {ptraced:6.0}/s by ptrace, {untraced:.1e}/s untraced; \
+             {to_ptrace:6.1} times ptrace ({lowest:.1} to {highest:.1}), 1/{to_untraced:.0} of untraced"
         );
         for (variant, per_second) in [
             ("traced", traced),
@@ -435,7 +417,7 @@ fn speed(pmu: &Pmu) -> Result<()> {
             println!(r#"{{"what":"{what}","variant":"{variant}","per_second":{per_second:.0}}}"#);
         }
         println!(
-            r#"{{"what":"{what}","variant":"traced to ptrace","ratio":{to_ptrace:.1},"least":{least:.1},"most":{most:.1}}}"#
+            r#"{{"what":"{what}","variant":"traced to ptrace","ratio":{to_ptrace:.1},"least":{lowest:.1},"most":{highest:.1}}}"#
         );
         println!(r#"{{"what":"{what}","variant":"untraced to traced","ratio":{to_untraced:.1}}}"#);
     }

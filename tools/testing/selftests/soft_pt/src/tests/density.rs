@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
     Test::new("density.sort", |ctx| dense(ctx, "sort")).limit(120),
     Test::new("density.compressor", |ctx| dense(ctx, "compressor")).limit(120),
     Test::new("density.interpreter", |ctx| dense(ctx, "interpreter")).limit(120),
-    Test::new("density.compiler", |ctx| dense(ctx, "compiler")).limit(240),
+    Test::new("density.assembler", |ctx| dense(ctx, "assembler")).limit(120),
 ];
 
 fn dense(ctx: &Ctx, what: &str) -> Outcome {
