@@ -19,7 +19,7 @@
 //!      note where, decode it, set TF                      │
 //!                                                         ▼
 //!    die notifier: ◀─────────────────────────────  #DB (DR6.BS)
-//!      Retire{from, insn, to}, clear TF, swallow the trap
+//!      Retire{from, insn, to}, swallow the trap
 //!            │
 //!            └──▶ exit to user mode, user-return notifier, …
 //! ```
@@ -29,6 +29,10 @@
 //! where the task left user mode with where it comes back: a place that moved with a #DB is an
 //! instruction retired; one that moved without a #DB was moved by the kernel (a system call, a
 //! signal, ...); one that did not move is an interrupt or a fault, and nothing has happened.
+//!
+//! TF stays set from one instruction to the next. Most steps take a short way through both
+//! notifiers: what they can rely on is said at `Stage`. The bytes of each instruction are read
+//! before it runs, and nothing is remembered of them, so that code may change at any time.
 //!
 //! # Whose trap flag
 //!
