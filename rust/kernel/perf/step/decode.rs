@@ -148,6 +148,7 @@ mod tests {
     }
 
     /// Each pair of first bytes that the short way knows, with what may follow, the long way too.
+    /// What the kernel's decoder knows no instruction for is none that could retire.
     #[test]
     fn quick_agrees() {
         for first in 0..=0xffff_u16 {
@@ -158,7 +159,7 @@ mod tests {
                     .first_chunk()
                     .map_or(0, |code| u64::from_le_bytes(*code));
                 if let Some(quick) = Insn::quick(code) {
-                    assert_eq!(Some(quick), Insn::decode(&bytes, true));
+                    assert_eq!(quick, Insn::decode(&bytes, true).unwrap_or(Insn::OTHER));
                 }
             }
         }

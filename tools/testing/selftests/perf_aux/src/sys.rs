@@ -255,15 +255,27 @@ impl Drop for Variant {
     }
 }
 
-/// The address of a function or variable of the kernel; `None` if there is none of this name, or if
-/// addresses are hidden from this process.
-pub fn kernel_symbol(name: &str) -> Result<Option<u64>> {
+/// The symbols of the kernel and its modules: address, name, module.
+fn kernel_symbols<T>(find: impl Fn(u64, &str, Option<&str>) -> Option<T>) -> Result<Option<T>> {
     let symbols = read(Path::new("/proc/kallsyms"))?;
     Ok(symbols.lines().find_map(|line| {
         let mut fields = line.split_whitespace();
         let address = u64::from_str_radix(fields.next()?, 16).ok()?;
-        (fields.nth(1)? == name && address != 0).then_some(address)
+        let name = fields.nth(1)?;
+        let module = fields.next().map(|module| module.trim_matches(['[', ']']));
+        find(address, name, module)
     }))
+}
+
+/// The address of a function or variable of the kernel; `None` if there is none of this name, or if
+/// addresses are hidden from this process.
+pub fn kernel_symbol(name: &str) -> Result<Option<u64>> {
+    kernel_symbols(|address, symbol, _| (symbol == name && address != 0).then_some(address))
+}
+
+/// The first name of a symbol that `wanted` likes, which is told the module too.
+pub fn find_kernel_symbol(wanted: impl Fn(&str, Option<&str>) -> bool) -> Result<Option<String>> {
+    kernel_symbols(|_, name, module| wanted(name, module).then(|| name.to_owned()))
 }
 
 /// Where the kernel has the memory that is at `address` in this process: its address in the direct

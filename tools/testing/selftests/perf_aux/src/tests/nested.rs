@@ -66,8 +66,19 @@ pub const TESTS: &[Test] = &[
     Test::new("nested.nmi", nmi).limit(120),
 ];
 
-/// What every PMU calls to have its area copied, in both variants.
-const COPY: &str = "perf_output_copy_aux";
+/// The name of the PMU's `snapshot_aux`, which is called in the middle of each snapshot.
+fn callback(source: &Source) -> std::result::Result<String, Stop> {
+    let module = source.pmu.module();
+    let wanted = |name: &str, of: Option<&str>| match &module {
+        Some(module) => of == Some(module) && name.contains("VTable") && name.contains("snapshot_aux"),
+        None => name == "pt_event_snapshot_aux",
+    };
+    match sys::find_kernel_symbol(wanted)? {
+        Some(name) => Ok(name),
+        None => skip!("/proc/kallsyms has no snapshot_aux of {}", source.pmu.name()),
+    }
+}
+
 const ASKED: u32 = 4096;
 const FAULTS: usize = 100;
 
@@ -211,7 +222,7 @@ fn execution(ctx: &Ctx) -> Outcome {
         sampler: by_fault(ASKED),
         ..source.setup()
     };
-    let copy = function(COPY)?;
+    let copy = function(&callback(&source)?)?;
     interrupted(
         &source,
         &setup,
@@ -225,7 +236,7 @@ fn execution(ctx: &Ctx) -> Outcome {
 fn execution_in_interrupt(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let setup = source.setup();
-    let copy = function(COPY)?;
+    let copy = function(&callback(&source)?)?;
     interrupted(
         &source,
         &setup,
@@ -345,7 +356,7 @@ fn probe(ctx: &Ctx) -> Outcome {
     };
     // By interrupts, since a probe has no event in the middle of another software event's.
     let setup = source.setup();
-    let name = CString::new(COPY).unwrap_or_default();
+    let name = CString::new(callback(&source)?).unwrap_or_default();
     interrupted(
         &source,
         &setup,
