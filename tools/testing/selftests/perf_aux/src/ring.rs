@@ -176,12 +176,6 @@ impl Ring {
             .store(value, Ordering::Relaxed);
     }
 
-    /// Where a byte of the data pages is in this process, to be looked up and not to be read.
-    pub fn data_address(&self, offset: usize) -> *const u8 {
-        let byte = offset % self.data_bytes;
-        (self.mapping.base.as_ptr() as *const u8).wrapping_add(page_size() + byte)
-    }
-
     /// Bytes of records that the ring holds at most.
     pub fn data_bytes(&self) -> usize {
         self.data_bytes
@@ -269,11 +263,6 @@ impl Aux {
     /// Size in bytes.
     pub fn size(&self) -> usize {
         self.mapping.length
-    }
-
-    /// Where a byte of the area is in this process, to be looked up and not to be read.
-    pub fn address(&self, offset: usize) -> *const u8 {
-        (self.mapping.base.as_ptr() as *const u8).wrapping_add(offset % self.size())
     }
 
     /// `length` bytes from `position` on, across the area's end.

@@ -278,62 +278,6 @@ pub fn find_kernel_symbol(wanted: impl Fn(&str, Option<&str>) -> bool) -> Result
     kernel_symbols(|_, name, module| wanted(name, module).then(|| name.to_owned()))
 }
 
-/// Where the kernel has the memory that is at `address` in this process: its address in the direct
-/// map. `None` if the kernel doesn't tell, or nothing is there.
-pub fn kernel_alias(address: *const u8) -> Result<Option<u64>> {
-    const PRESENT: u64 = 1 << 63;
-    const FRAME: u64 = (1 << 55) - 1;
-    const PT_LOAD: u32 = 1;
-    let page = crate::ring::page_size() as u64;
-    let at = address as u64;
-
-    let word = |file: &str, offset: u64, bytes: &mut [u8]| -> Result<bool> {
-        use std::os::unix::fs::FileExt;
-        let Ok(open) = fs::File::open(file) else {
-            return Ok(false);
-        };
-        open.read_exact_at(bytes, offset)
-            .map(|()| true)
-            .map_err(|e| Error::from_io(format!("reading {file}"), &e))
-    };
-    let mut entry = [0; 8];
-    if !word("/proc/self/pagemap", at / page * 8, &mut entry)? {
-        return Ok(None);
-    }
-    let entry = u64::from_ne_bytes(entry);
-    if entry & PRESENT == 0 || entry & FRAME == 0 {
-        return Ok(None);
-    }
-    let physical = (entry & FRAME) * page + at % page;
-
-    // The program headers of this ELF file are the mappings of the kernel.
-    let mut header = [0; 64];
-    if !word("/proc/kcore", 0, &mut header)? {
-        return Ok(None);
-    }
-    let u16_at = |at: usize| u64::from(u16::from_ne_bytes([header[at], header[at + 1]]));
-    let mut first = [0; 8];
-    first.copy_from_slice(&header[32..40]);
-    let (first, size, count) = (u64::from_ne_bytes(first), u16_at(54), u16_at(56));
-    for n in 0..count {
-        let mut header = [0; 56];
-        if !word("/proc/kcore", first + n * size, &mut header)? {
-            return Ok(None);
-        }
-        let field = |n: usize| {
-            let mut field = [0; 8];
-            field.copy_from_slice(&header[8 * n..8 * n + 8]);
-            u64::from_ne_bytes(field)
-        };
-        // Its type, offset, virtual and physical address, and size, one word each.
-        let (kind, start, base, length) = (field(0) as u32, field(2), field(3), field(5));
-        if kind == PT_LOAD && physical.wrapping_sub(base) < length {
-            return Ok(Some(start + (physical - base)));
-        }
-    }
-    Ok(None)
-}
-
 /// How many times as long things take on this kernel as on one that is made to be fast: lockdep,
 /// which shows in procfs, and what comes with it in a kernel for debugging.
 pub fn slowness() -> u32 {

@@ -7,11 +7,7 @@
 //! in the kernel. Which there are is found by going on until one is never reached.
 
 use super::source::Source;
-use perf_aux::group::AuxGroup;
-use perf_aux::load::{
-    self,
-    Child, //
-};
+use perf_aux::load;
 use perf_aux::ring::{
     AuxMode,
     Ring, //
@@ -40,7 +36,6 @@ pub const TESTS: &[Test] = &[
     Test::new("inject.open_sampler", open_sampler).limit(120),
     Test::new("inject.ring", ring).limit(120),
     Test::new("inject.area", area).limit(120),
-    Test::new("inject.fork", fork).limit(120),
 ];
 
 /// Makes one allocation of this thread fail.
@@ -235,29 +230,5 @@ fn area(ctx: &Ctx) -> Outcome {
             )?;
         }
     }
-    works(&source)
-}
-
-/// The events of a child fail to be made, and with them the child.
-fn fork(ctx: &Ctx) -> Outcome {
-    let source = Source::new(ctx)?;
-    let base = source.setup();
-    let setup = perf_aux::group::Setup {
-        leader: base.leader.clone().inherit().cpu(0),
-        sampler: base.sampler.clone().inherit().cpu(0),
-        ..base
-    };
-    let group: AuxGroup = setup.open()?;
-    group.leader.enable()?;
-    each(
-        ctx,
-        "forking a traced process",
-        || Child::new(|| 0),
-        |_| {
-            check_eq!(Child::new(|| 0)?.wait()?, 0, "exit status of a child");
-            Ok(())
-        },
-    )?;
-    drop(group);
     works(&source)
 }

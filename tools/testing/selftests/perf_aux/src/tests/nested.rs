@@ -31,7 +31,6 @@ use perf_aux::ring::{
 };
 use perf_aux::sys::{
     self,
-    kernel_alias,
     kernel_symbol,
     Pmu,
     Variant, //
@@ -58,8 +57,7 @@ use std::time::{
 pub const TESTS: &[Test] = &[
     Test::new("nested.execution", execution).limit(120),
     Test::new("nested.execution.in_interrupt", execution_in_interrupt).limit(120),
-    Test::new("nested.data.written", data_written).limit(120),
-    Test::new("nested.data.read", data_read).limit(120),
+    Test::new("nested.data", data).limit(120),
     Test::new("nested.probe", probe).limit(120),
     Test::new("nested.failed_snapshot", failed_snapshot),
     Test::new("nested.every_step", every_step).limit(120),
@@ -93,17 +91,6 @@ fn function(name: &str) -> std::result::Result<u64, Stop> {
     }
 }
 
-/// The address of the kernel for memory that it shares with this process.
-fn alias(address: *const u8) -> std::result::Result<u64, Stop> {
-    if !sys::is_root() {
-        skip!("a breakpoint in the kernel needs root");
-    }
-    match kernel_alias(address)? {
-        Some(address) => Ok(address),
-        None => skip!("the kernel has no /proc/kcore to tell where it has a page"),
-    }
-}
-
 /// An event that interrupts the others of its group.
 struct Nested {
     event: Event,
@@ -117,7 +104,7 @@ impl Nested {
             .aux_sample_size(ASKED)
             .group(&group.leader)
             .open()?;
-        let ring = Ring::map(&event, 128)?;
+        let ring = Ring::map(&event, 512)?;
         Ok(Nested { event, ring })
     }
 
@@ -246,39 +233,33 @@ fn execution_in_interrupt(ctx: &Ctx) -> Outcome {
     )
 }
 
-/// A word of the data ring, to which the copy writes. The other writers of it are at work before
-/// and behind the snapshot; a sample from there is a whole one.
-fn data_written(ctx: &Ctx) -> Outcome {
+/// A variable that is read in the middle of a snapshot, and outside of it too: a sample from there
+/// is a whole one.
+fn data(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
+    if !sys::is_root() {
+        skip!("a breakpoint in the kernel needs root");
+    }
+    let Some(key) = kernel_symbol("perf_aux_rust_key")? else {
+        skip!("no variable that a snapshot reads is known (CONFIG_PERF_AUX_RUST_COMPARE is off)");
+    };
     let setup = Setup {
         sampler: by_fault(ASKED),
-        // A sample has one page of AUX data and some more, so that every other writes there.
-        sampler_pages: 4,
         ..source.setup()
-    };
-    let sample = |group: &mut AuxGroup| -> Result<Vec<Sample>> {
-        let mut samples = Vec::new();
-        for _ in 0..FAULTS {
-            samples.extend(sample_one(group)?);
-        }
-        Ok(samples)
     };
     interrupted(
         &source,
         &setup,
-        |group| {
-            let at = alias(group.ring.data_address(page_size() + 1024))?;
-            Ok(Attr::data_breakpoint(at, false, 1))
-        },
-        sample,
+        |_| Ok(Attr::data_breakpoint(key & !7, true, 1)),
+        |group| sample_faults(group, FAULTS / 2),
         |_, samples, outer| {
             let empty = samples
                 .iter()
                 .filter(|sample| aux_len(sample) == Some(0))
                 .count();
             check!(
-                empty >= outer / 6,
-                "{empty} nested samples in the copies of {outer} samples"
+                empty >= outer,
+                "{empty} nested samples in the snapshots of {outer} samples"
             );
             for sample in samples {
                 check!(
@@ -301,48 +282,6 @@ fn sample_one(group: &mut AuxGroup) -> Result<Vec<Sample>> {
         memory.fault()
     })?;
     group.samples()
-}
-
-/// A word of the AUX area, which the copy reads and the PMU writes. The PMU can't take a snapshot
-/// while it writes: such a sample has zeros.
-fn data_read(ctx: &Ctx) -> Outcome {
-    let source = Source::new(ctx)?;
-    let setup = Setup {
-        sampler: by_fault(ASKED),
-        // Every sample is of the whole area.
-        aux_pages: 1,
-        ..source.setup()
-    };
-    for name in Variant::names().iter().filter(|name| **name != "C") {
-        let _variant = Variant::choose(name)?;
-        let mut group = setup.open()?;
-        let at = alias(group.aux.address(2048))?;
-        let mut inner = Nested::open(Attr::data_breakpoint(at, true, 1), &group)?;
-        let (mut outer, mut empty, mut zeros) = (Vec::new(), 0, 0);
-        for _ in 0..FAULTS {
-            outer.extend(sample_one(&mut group)?);
-            for sample in inner.samples()? {
-                let aux = sample.aux.unwrap_or_default();
-                match aux.len() {
-                    0 => empty += 1,
-                    4096 if aux.iter().all(|byte| *byte == 0) => zeros += 1,
-                    other => perf_aux::fail!("AUX bytes of a nested sample: {other}, not all zero"),
-                }
-            }
-        }
-        ctx.diag(format_args!(
-            "{} samples, nested {empty} in the copy and {zeros} in the writing",
-            outer.len()
-        ));
-        check!(
-            empty >= outer.len(),
-            "{empty} nested samples in the copies of {} samples",
-            outer.len()
-        );
-        check_sizes(&outer, ASKED, page_size())?;
-        source.check_all(&outer)?;
-    }
-    Ok(())
 }
 
 /// A probe, which comes as a trap or as a call, in the place of the breakpoint.
