@@ -297,7 +297,7 @@ impl<'a> Output<'a> {
 /// `aux_handle` must be an open AUX transaction of this CPU, and `handle` an open output with room
 /// for as many bytes.
 #[inline(always)]
-pub(in crate::perf) unsafe fn copy_aux(
+pub(in super::super) unsafe fn copy_aux(
     aux_handle: *mut bindings::perf_output_handle,
     handle: *mut bindings::perf_output_handle,
     from: u64,
