@@ -58,7 +58,8 @@ fn output_copy_aux(
     #[cfg(CONFIG_PERF_AUX_RUST)]
     if super::sampling::is_chosen() {
         // SAFETY: As below.
-        let copied = unsafe { super::sampling::copy::copy_aux(aux, handle, from as u64, to as u64) };
+        let copied =
+            unsafe { super::sampling::copy::copy_aux(aux, handle, from as u64, to as u64) };
         return copied.map_or(0, |copied| copied as usize);
     }
     // SAFETY: The callers pass the handle of an open `AuxOutput` and that of a `SampleOutput`.

@@ -11,12 +11,12 @@ use super::{
         InSampling,
         IrqsSaved, //
     },
+    perf_aux_rust_output,
     size::{
         Grant,
         Want,
         RECORD_MAX, //
     },
-    perf_aux_rust_output,
     Sampler, //
 };
 use crate::{
@@ -143,7 +143,12 @@ fn check_copy(aux: &[usize], data: &[usize], from: usize, to: usize, start: usiz
     let mut handle = buffer.handle(start)?;
 
     // SAFETY: The buffer has an AUX area and data pages that nobody else uses.
-    let (area_of, mut out) = unsafe { (Area::new(buffer.rb()).ok_or(EFAULT)?, Output::new(&mut handle)) };
+    let (area_of, mut out) = unsafe {
+        (
+            Area::new(buffer.rb()).ok_or(EFAULT)?,
+            Output::new(&mut handle),
+        )
+    };
     let len = area_of.distance(from as u64, to as u64);
     out.copy(&area_of, from as u64, len);
     out.zero(8);
@@ -171,10 +176,7 @@ fn check_copy(aux: &[usize], data: &[usize], from: usize, to: usize, start: usiz
 }
 
 fn new_event() -> Result<KBox<bindings::perf_event>> {
-    Ok(KBox::init(
-        pin_init::init_zeroed::<bindings::perf_event>(),
-        GFP_KERNEL,
-    )?)
+    KBox::init(pin_init::init_zeroed::<bindings::perf_event>(), GFP_KERNEL)
 }
 
 /// A `snapshot_aux` that appends `attr.config` bytes and returns `attr.branch_sample_type`, or an
@@ -244,8 +246,7 @@ mod cases {
                     pin_init::init_zeroed::<bindings::perf_sample_data>(),
                     GFP_KERNEL,
                 )?;
-                data.sample_flags =
-                    u64::from(bindings::perf_event_sample_format_PERF_SAMPLE_AUX);
+                data.sample_flags = u64::from(bindings::perf_event_sample_format_PERF_SAMPLE_AUX);
                 data.aux_size = SIZE as u64;
                 {
                     let irqs = IrqsSaved::save();
@@ -405,14 +406,21 @@ mod cases {
             aux_pages.push(*three.get(page % 3).ok_or(EINVAL)?, GFP_KERNEL)?;
         }
         let wraps = [1 << 31, 1 << 32, 3 << 31, size, 5 * size, u64::MAX - 4095];
-        for (from, len) in wraps.iter().flat_map(|at| [(at - 24, 48), (at - 4100, 9000)]) {
+        for (from, len) in wraps
+            .iter()
+            .flat_map(|at| [(at - 24, 48), (at - 4100, 9000)])
+        {
             let mut ring = TestPages::new(&[1, 0, 3, 2], |_| 0xa5)?;
             let data_pages = ring.addresses()?;
             let mut buffer = Buffer::new(&data_pages, aux_pages.as_mut_ptr(), count)?;
             let mut handle = buffer.handle(0)?;
             // SAFETY: The buffer has an AUX area and data pages that nobody else uses.
-            let (area, mut out) =
-                unsafe { (Area::new(buffer.rb()).ok_or(EFAULT)?, Output::new(&mut handle)) };
+            let (area, mut out) = unsafe {
+                (
+                    Area::new(buffer.rb()).ok_or(EFAULT)?,
+                    Output::new(&mut handle),
+                )
+            };
             same(area.distance(from, from.wrapping_add(len)), len)?;
             same(area.distance(from, from), size)?;
             out.copy(&area, from, len);
@@ -454,7 +462,11 @@ mod cases {
             })
             .ok_or(EINVAL)?;
             assert!(all > nothing);
-            pr_info!("memcpy of {} bytes: {} cycles\n", len, all.wrapping_sub(nothing));
+            pr_info!(
+                "memcpy of {} bytes: {} cycles\n",
+                len,
+                all.wrapping_sub(nothing)
+            );
         }
         Ok(())
     }

@@ -212,7 +212,7 @@ struct Follower<'a> {
     density: Density,
 }
 
-impl<'a> Follower<'a> {
+impl Follower<'_> {
     fn fail<T>(&self, ip: u64, what: impl std::fmt::Display) -> Result<T> {
         Err(Error::new(format!(
             "{what} at {ip:#x}, after {} instructions; next packets: {:x?}",
@@ -292,7 +292,7 @@ impl<'a> Follower<'a> {
             }
         }
         self.bits_left -= 1;
-        Ok(self.bits >> self.bits_left & 1 != 0)
+        Ok((self.bits >> self.bits_left) & 1 != 0)
     }
 
     fn target(&mut self, ip: u64) -> Result<u64> {

@@ -56,7 +56,10 @@ impl Figures {
     /// The figure below which `part` of all are.
     fn quantile(&self, part: f64) -> f64 {
         let last = self.0.len().saturating_sub(1);
-        self.0.get((part * last as f64) as usize).copied().unwrap_or(f64::NAN)
+        self.0
+            .get((part * last as f64) as usize)
+            .copied()
+            .unwrap_or(f64::NAN)
     }
 
     fn median(&self) -> f64 {
@@ -93,11 +96,7 @@ fn open(pmu: &Pmu, size: Option<u32>) -> Result<AuxGroup> {
 }
 
 /// Times faults whose samples have an AUX field of this size, or none.
-fn faults(
-    pmu: &Pmu,
-    page: &FaultingPage,
-    size: Option<u32>,
-) -> Result<Pair<Figures>> {
+fn faults(pmu: &Pmu, page: &FaultingPage, size: Option<u32>) -> Result<Pair<Figures>> {
     let mut group = open(pmu, size)?;
     let mut all = [Vec::new(), Vec::new()];
     for turn in 0..2 * TURNS {
@@ -117,7 +116,9 @@ fn faults(
         }
         group.leader.disable()?;
         let samples = group.samples()?;
-        let last = samples.last().map(|sample| sample.aux.as_ref().map(Vec::len));
+        let last = samples
+            .last()
+            .map(|sample| sample.aux.as_ref().map(Vec::len));
         if last != Some(size.filter(|size| *size > 0).map(|size| size as usize))
             && last != Some(Some(size.unwrap_or(0) as usize))
         {
@@ -167,7 +168,9 @@ fn run() -> Result<()> {
         _ => return Err(Error::new("say \"instructions\" or \"time\"".to_owned())),
     };
     let unit = if instructions { 1.0 } else { cycles_per_ns() };
-    let name = std::env::args().nth(2).unwrap_or_else(|| "intel_pt".to_owned());
+    let name = std::env::args()
+        .nth(2)
+        .unwrap_or_else(|| "intel_pt".to_owned());
     let pmu = Pmu::find(&name)?.ok_or_else(|| Error::new(format!("there is no PMU {name}")))?;
     if Variant::names() != VARIANTS.map(|(name, _)| name) {
         return Err(Error::new(
@@ -193,12 +196,15 @@ fn run() -> Result<()> {
             None => return Err(Error::new(format!("{KUNIT} says nothing of {size} bytes"))),
         };
         let with = faults(&pmu, &page, Some(size))?;
-        let cost = |variant: usize, part: f64| {
-            with[variant].quantile(part) - without[variant].median()
-        };
+        let cost =
+            |variant: usize, part: f64| with[variant].quantile(part) - without[variant].median();
         let c_overhead = cost(1, 0.5) - plain;
         if instructions {
-            row(size, "memcpy", json!({ "instructions": plain, "overhead": 0 }));
+            row(
+                size,
+                "memcpy",
+                json!({ "instructions": plain, "overhead": 0 }),
+            );
         } else {
             row(size, "memcpy", json!({ "ns_median": round(plain) }));
         }

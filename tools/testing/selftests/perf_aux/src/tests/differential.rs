@@ -13,6 +13,7 @@ use super::faults::faults;
 use super::source::Source;
 use perf_aux::abi;
 use perf_aux::group::Setup;
+use perf_aux::ktap::Random;
 use perf_aux::load::{
     self,
     FaultingPage, //
@@ -30,7 +31,6 @@ use perf_aux::{
     Stop,
     Test, //
 };
-use perf_aux::ktap::Random;
 
 pub const TESTS: &[Test] = &[
     Test::new("differential.records", records).limit(180),
@@ -127,7 +127,7 @@ impl Case {
             .aux_sample_size(self.asked)
             .read_format(self.read_format)
             // Stack pointer and instruction pointer; others may hold addresses of the heap.
-            .sample_regs_user(1 << 7 | 1 << 8)
+            .sample_regs_user((1 << 7) | (1 << 8))
             .sample_stack_user(self.stack)
     }
 
@@ -193,7 +193,11 @@ impl Case {
                 source.check(sample)?;
             }
         }
-        let first = rust.ring.iter().zip(&c.ring).position(|(rust, c)| rust != c);
+        let first = rust
+            .ring
+            .iter()
+            .zip(&c.ring)
+            .position(|(rust, c)| rust != c);
         check!(
             first.is_none(),
             "the rings differ at byte {first:?} for {self:?}"

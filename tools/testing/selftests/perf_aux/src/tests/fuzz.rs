@@ -61,7 +61,7 @@ fn calls(ctx: &Ctx) -> Outcome {
         // How it ended is its own affair. A status tells how far it got.
         if let Ok(status) = child.wait() {
             opened += u64::from(status & 1);
-            traced += u64::from(status >> 1 & 1);
+            traced += u64::from((status >> 1) & 1);
         }
         sequences += 1;
         if let Some(fault) = log.as_mut().and_then(|log| log.faults().into_iter().next()) {

@@ -68,12 +68,17 @@ pub const TESTS: &[Test] = &[
 fn callback(source: &Source) -> std::result::Result<String, Stop> {
     let module = source.pmu.module();
     let wanted = |name: &str, of: Option<&str>| match &module {
-        Some(module) => of == Some(module) && name.contains("VTable") && name.contains("snapshot_aux"),
+        Some(module) => {
+            of == Some(module) && name.contains("VTable") && name.contains("snapshot_aux")
+        }
         None => name == "pt_event_snapshot_aux",
     };
     match sys::find_kernel_symbol(wanted)? {
         Some(name) => Ok(name),
-        None => skip!("/proc/kallsyms has no snapshot_aux of {}", source.pmu.name()),
+        None => skip!(
+            "/proc/kallsyms has no snapshot_aux of {}",
+            source.pmu.name()
+        ),
     }
 }
 

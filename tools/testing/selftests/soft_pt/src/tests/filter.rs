@@ -3,6 +3,9 @@
 //! Address filters: the trace is what runs in their ranges, as the hardware would have it, and what
 //! can't be done is refused.
 
+// Most filters here have one range.
+#![allow(clippy::single_range_in_vec_init)]
+
 use std::{
     ops::Range,
     path::{
