@@ -12,7 +12,10 @@ use std::{
         PathBuf, //
     },
     process::Command,
-    time::Duration, //
+    time::{
+        Duration,
+        Instant, //
+    }, //
 };
 
 use perf_aux::{
@@ -668,6 +671,11 @@ fn snapshot_by_signal(ctx: &Ctx) -> Outcome {
     let said = scratch.path("said");
     let stderr = fs::File::create(&said).map_err(io(said.display()))?;
     let mut perf = record.stderr(stderr).spawn().map_err(io("perf record"))?;
+    // It makes the file when it has its signal handlers, and not before.
+    let end = Instant::now() + Duration::from_secs(60);
+    while !data.exists() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     for signal in [libc::SIGUSR2, libc::SIGUSR2, libc::SIGUSR2, libc::SIGINT] {
         std::thread::sleep(Duration::from_millis(1500));
         // SAFETY: The process is a child of ours that is not waited for.

@@ -122,8 +122,8 @@ pub const TESTS: &[Test] = &[
     Test::new("situation.every_one_is_tested", every_one_is_tested),
 ];
 
-/// `churn` is run by the stress tests.
-const ELSEWHERE: &[&str] = &["churn"];
+/// `churn` is run by the stress tests, `dlopen` by those of filters.
+const ELSEWHERE: &[&str] = &["churn", "dlopen"];
 
 fn every_one_is_tested(_: &Ctx) -> Outcome {
     let list = perf::run(Command::new(program("situation")?).arg("--list"))?;
