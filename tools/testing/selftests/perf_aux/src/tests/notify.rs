@@ -11,6 +11,7 @@ use super::faults::{
     faults,
     Pages, //
 };
+use super::privilege;
 use perf_aux::abi;
 use perf_aux::group::Setup;
 use perf_aux::load::{
@@ -237,28 +238,7 @@ fn as_nobody(work: impl Fn() -> Outcome + Copy) -> Outcome {
     if !sys::is_root() {
         return work();
     }
-    for level in [-1, 0, 1, 2] {
-        let _paranoid = sys::Sysctl::set("kernel/perf_event_paranoid", level)?;
-        let child = Child::new(move || {
-            let run = || -> Outcome {
-                sys::become_nobody()?;
-                work()
-            };
-            match run() {
-                Ok(()) => 0,
-                Err(stop) => {
-                    perf_aux::ktap::diag(format_args!("perf_event_paranoid {level}: {stop:?}"));
-                    1
-                }
-            }
-        })?;
-        check_eq!(
-            child.wait()?,
-            0,
-            "exit status of an unprivileged run at perf_event_paranoid {level}"
-        );
-    }
-    Ok(())
+    privilege::at_each_level(|_| work())
 }
 
 /// Signals need no privilege.

@@ -48,7 +48,7 @@ pub const TESTS: &[Test] = &[
 const LEVELS: [i64; 4] = [-1, 0, 1, 2];
 
 /// Runs `test` as a user without privileges at each level of `kernel.perf_event_paranoid`.
-fn at_each_level(test: impl Fn(i64) -> Outcome) -> Outcome {
+pub(super) fn at_each_level(test: impl Fn(i64) -> Outcome) -> Outcome {
     if !sys::is_root() {
         skip!("setting kernel.perf_event_paranoid needs root");
     }
