@@ -3,7 +3,7 @@
 //! The input is a configuration and events that belong to no program: whatever follows what, a
 //! trace takes it, and no event has more bytes than the room that the unit keeps for it.
 //!
-//! `cargo fuzz run events` in `tools/testing/soft_pt_host` runs it.
+//! `tools/testing/soft_pt_host/fuzz/run 60 events` runs it.
 
 #![no_main]
 #![expect(dead_code, reason = "the tests use more of the shared files")]

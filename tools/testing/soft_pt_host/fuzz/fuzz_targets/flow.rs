@@ -3,7 +3,7 @@
 //! The input is a program, the weather and the ways its branches go; flow decoders have to follow
 //! the run from every PSB on.
 //!
-//! `cargo fuzz run flow` in `tools/testing/soft_pt_host` runs it. As in the tests, `KERNEL_SRC`
+//! `tools/testing/soft_pt_host/fuzz/run 60 flow` runs it. As in the tests, `KERNEL_SRC`
 //! adds perf's decoder.
 
 #![no_main]

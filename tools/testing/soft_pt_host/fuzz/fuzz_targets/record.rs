@@ -3,7 +3,7 @@
 //! The input is a format, positions and a ring of anything: what the selftests' reader makes of it
 //! is records or an error.
 //!
-//! `cargo fuzz run record` in `tools/testing/soft_pt_host` runs it.
+//! `tools/testing/soft_pt_host/fuzz/run 60 record` runs it.
 
 #![no_main]
 
