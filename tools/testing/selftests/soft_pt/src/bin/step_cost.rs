@@ -149,18 +149,43 @@ fn ticks(work: Loop, rounds: u64) -> u64 {
     now() - start
 }
 
-/// The same while `attr` is on, with an AUX area that is a snapshot.
-fn traced_ticks(attr: &Attr, work: Loop, rounds: u64) -> Result<u64> {
-    let event = attr.open()?;
-    let ring = Ring::map(&event, 1)?;
-    let _aux = ring.map_aux(&event, 64, AuxMode::Snapshot)?;
-    event.enable()?;
-    let time = ticks(work, rounds);
-    event.disable()?;
-    if ring.aux_head() == 0 {
-        return Err(Error::new("nothing was traced"));
+/// How a loop is recorded.
+struct Variant {
+    name: &'static str,
+    attr: Attr,
+    /// An address filter.
+    filter: Option<String>,
+    /// The loop is to be in the trace.
+    traced: bool,
+}
+
+impl Variant {
+    /// All that the event's configuration says.
+    fn all(name: &'static str, attr: Attr) -> Self {
+        Self {
+            name,
+            attr,
+            filter: None,
+            traced: true,
+        }
     }
-    Ok(time)
+
+    /// Ticks of the loop while it is recorded, with an AUX area that is a snapshot.
+    fn ticks(&self, work: Loop, rounds: u64) -> Result<u64> {
+        let event = self.attr.open()?;
+        if let Some(filter) = &self.filter {
+            event.set_filter(filter)?;
+        }
+        let ring = Ring::map(&event, 1)?;
+        let _aux = ring.map_aux(&event, 64, AuxMode::Snapshot)?;
+        event.enable()?;
+        let time = ticks(work, rounds);
+        event.disable()?;
+        if self.traced && ring.aux_head() == 0 {
+            return Err(Error::new("nothing was traced"));
+        }
+        Ok(time)
+    }
 }
 
 /// How many instructions are traced, by the words that the `pattern` source writes.
@@ -267,12 +292,17 @@ fn least(times: usize, mut time: impl FnMut() -> Result<u64>) -> Result<u64> {
 /// Counts of instructions hardly vary.
 const COUNTS: usize = 5;
 
-/// Per step: with the traced loop, its steps, and what the untraced loop takes.
-fn cost(attr: &Attr, work: Loop, rounds: u64, steps: u64) -> Result<f64> {
-    let all = least(COUNTS, || traced_ticks(attr, work, rounds))?;
-    let none = least(COUNTS, || traced_ticks(attr, work, 0))?;
+/// How many times the rounds of a traced loop one runs that isn't stepped.
+const PAUSED: u64 = 100;
+
+/// What recording adds to an instruction of the loop, of which `rounds` have `steps`; and how many
+/// times as long the loop takes.
+fn cost(variant: &Variant, work: Loop, rounds: u64, steps: u64) -> Result<(f64, f64)> {
+    let all = least(COUNTS, || variant.ticks(work, rounds))?;
+    let none = least(COUNTS, || variant.ticks(work, 0))?;
     let untraced = least(COUNTS, || Ok(ticks(work, rounds)))?;
-    Ok((all.saturating_sub(none).saturating_sub(untraced)) as f64 / steps as f64)
+    let added = all.saturating_sub(none).saturating_sub(untraced);
+    Ok((added as f64 / steps as f64, all as f64 / untraced as f64))
 }
 
 /// What a debug exception costs that leads to nothing but a count.
@@ -318,14 +348,25 @@ fn instructions(pmu: &Pmu) -> Result<()> {
         pmu.config(name, value)?
             .ok_or_else(|| Error::new(format!("the PMU has no {name}")))
     };
+    let own = std::env::current_exe()
+        .map_err(|error| Error::new(format!("the path of this program: {error}")))?;
     let variants = [
-        ("packets", 0),
-        ("no packets", field("pt", 1)?),
-        ("pattern", field("pattern", 1)?),
+        Variant::all("packets", pmu.event(0)),
+        Variant::all("no packets", pmu.event(field("pt", 1)?)),
+        Variant::all("pattern", pmu.event(field("pattern", 1)?)),
+        Variant {
+            filter: Some(format!("filter 0/1@{}", own.display())),
+            traced: false,
+            ..Variant::all("outside of a filter", pmu.event(0))
+        },
     ];
+    let paused = Variant {
+        traced: false,
+        ..Variant::all("paused", pmu.event(0).aux_start_paused())
+    };
     let exception = exception()?;
     eprintln!(
-        "{:<20} {:<12} {exception:8.1}",
+        "{:<20} {:<20} {exception:8.1}",
         "debug exception", "breakpoint"
     );
     println!(
@@ -333,13 +374,21 @@ fn instructions(pmu: &Pmu) -> Result<()> {
     );
     for (what, work, rounds) in LOOPS {
         let steps = steps(pmu, work, rounds)? - steps(pmu, work, 0)?;
-        for (variant, config) in variants {
-            let cost = cost(&pmu.event(config), work, rounds, steps)?;
-            eprintln!("{what:<20} {variant:<12} {cost:8.1}");
+        for variant in &variants {
+            let (cost, _) = cost(variant, work, rounds, steps)?;
+            let variant = variant.name;
+            eprintln!("{what:<20} {variant:<20} {cost:8.1}");
             println!(
                 r#"{{"what":"{what}","variant":"{variant}","steps":{steps},"instructions":{cost:.1}}}"#
             );
         }
+        // Long, so that what little there is, which comes with timer ticks and the like, is seen.
+        let steps = steps * PAUSED;
+        let (cost, ratio) = cost(&paused, work, rounds * PAUSED, steps)?;
+        eprintln!("{what:<20} {:<20} {cost:8.1} {ratio:.4} times untraced", "paused");
+        println!(
+            r#"{{"what":"{what}","variant":"paused","steps":{steps},"instructions":{cost:.1},"ratio":{ratio:.4}}}"#
+        );
     }
     Ok(())
 }
