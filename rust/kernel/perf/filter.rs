@@ -194,8 +194,8 @@ unsafe fn synced<'a>(event: *mut bindings::perf_event) -> Option<&'a Synced> {
 ///
 /// # Safety
 ///
-/// To be called by [`perf_event_addr_filters_sync()`](bindings::perf_event_addr_filters_sync), which
-/// has locked the list of filters, on the CPU that does `event`.
+/// To be called by [`perf_event_addr_filters_sync()`](bindings::perf_event_addr_filters_sync),
+/// which has locked the list of filters, on the CPU that does `event`.
 pub(super) unsafe extern "C" fn sync(event: *mut bindings::perf_event) {
     // SAFETY: The event is valid. Only the CPU that does it gets here, with interrupts off, and
     // nobody holds a reference into a `Cell`.

@@ -336,8 +336,8 @@ impl Stepper {
         self.shared.set_paused(true);
     }
 
-    /// Ends a [`pause`](Self::pause). The first event is an `Enter`, unless the task was not in user
-    /// mode since.
+    /// Ends a [`pause`](Self::pause). The first event is an `Enter`, unless the task was not in
+    /// user mode since.
     ///
     /// A task that an NMI interrupts in user mode goes on unstepped until it enters the kernel.
     #[inline(never)]
@@ -397,8 +397,8 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         task::Probes::unregister();
         ACTIVE.store(core::ptr::null_mut(), Release);
-        // Nothing may lead into a module that is gone. It can go, since no event exists any more: the
-        // last TF of the stepper was cleared when the last CPU was disarmed.
+        // Nothing may lead into a module that is gone. It can go, since no event exists any more:
+        // the last TF of the stepper was cleared when the last CPU was disarmed.
         #[cfg(PERF_IN_MODULE)]
         {
             // SAFETY: It was registered when the stepper was made.

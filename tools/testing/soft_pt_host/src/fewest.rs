@@ -3,10 +3,10 @@
 //! The fewest bytes in which the format can say what a trace has to say.
 //!
 //! The model is told what happened, with the packets that somebody else decided on: when there is a
-//! PSB+ and what is in it, a time stamp, the begin and the end of the flow. These count as they are,
-//! with the shortest IP. What is left to choose is how to write the branches between, and there the
-//! model is free: it defers any number of TIPs, so that each TNT but the last before one of those
-//! packets is full, and compresses every return that can be read back.
+//! PSB+ and what is in it, a time stamp, the begin and the end of the flow. These count as they
+//! are, with the shortest IP. What is left to choose is how to write the branches between, and
+//! there the model is free: it defers any number of TIPs, so that each TNT but the last before one
+//! of those packets is full, and compresses every return that can be read back.
 //!
 //! This file knows nothing of the encoder. The selftest of the real thing is built with it too.
 

@@ -149,7 +149,7 @@ proptest! {
     fn any_prefixes(
         prefixes in prop::collection::vec(
             prop::sample::select(
-                &[0x26u8, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3, 0x40, 0x48, 0x4f][..],
+                &b"\x26\x2e\x36\x3e\x64\x65\x66\x67\xf0\xf2\xf3\x40\x48\x4f"[..],
             ),
             0..6,
         ),

@@ -256,7 +256,14 @@ impl std::fmt::Display for Attr {
         write!(
             f,
             "perf_event_open(type {}, config {:#x}, period {}, sample_type {:#x}, aux_sample_size {}, pid {}, cpu {}, group {})",
-            a.type_, a.config, a.sample_period, a.sample_type, a.aux_sample_size, self.pid, self.cpu, self.group
+            a.type_,
+            a.config,
+            a.sample_period,
+            a.sample_type,
+            a.aux_sample_size,
+            self.pid,
+            self.cpu,
+            self.group
         )
     }
 }

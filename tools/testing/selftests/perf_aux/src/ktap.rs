@@ -52,13 +52,17 @@ impl From<Error> for Stop {
 /// Ends the test as skipped, with the reason.
 #[macro_export]
 macro_rules! skip {
-    ($($reason:tt)*) => { return ::std::result::Result::Err($crate::Stop::Skip(::std::format!($($reason)*))) };
+    ($($reason:tt)*) => {
+        return ::std::result::Result::Err($crate::Stop::Skip(::std::format!($($reason)*)))
+    };
 }
 
 /// Ends the test as failed, with the reason.
 #[macro_export]
 macro_rules! fail {
-    ($($reason:tt)*) => { return ::std::result::Result::Err($crate::Stop::Fail(::std::format!($($reason)*))) };
+    ($($reason:tt)*) => {
+        return ::std::result::Result::Err($crate::Stop::Fail(::std::format!($($reason)*)))
+    };
 }
 
 /// Fails unless the condition holds; the message says what was seen.
@@ -219,7 +223,8 @@ struct Options {
 
 const HELP: &str = "\
   --list          print the names of the tests
-  --filter TEXT   run only tests whose name contains TEXT, or matches it if it has a *; may be repeated
+  --filter TEXT   run only tests whose name contains TEXT, or matches it if it has a *; may be
+                  repeated
   --pmu NAME      the AUX PMU to test (default: soft_pt, else intel_pt)
   --seed N        seed of every random choice (default: by the clock, and printed)
   --repeat N      run each test N times

@@ -4,8 +4,8 @@
 //!
 //! The event is a page fault with period 1. One fault is timed by the time stamp counter many times
 //! and the least is taken: with no event, with an event that has no buffer, and with one that has.
-//! The differences to the first are the cost of an overflow, a JSON object a line. In QEMU with `-icount
-//! shift=0,sleep=off` and one CPU the counter counts instructions.
+//! The differences to the first are the cost of an overflow, a JSON object a line. In QEMU with
+//! `-icount shift=0,sleep=off` and one CPU the counter counts instructions.
 
 use perf_aux::abi;
 use perf_aux::load::FaultingPage;

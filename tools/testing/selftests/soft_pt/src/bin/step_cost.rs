@@ -222,8 +222,8 @@ fn wait_stopped(pid: i32) -> Result<()> {
     }
 }
 
-/// Makes so many steps as a debugger does: PTRACE_SINGLESTEP, waitpid(), PTRACE_GETREGS. Returns the
-/// address after the last.
+/// Makes so many steps as a debugger does: PTRACE_SINGLESTEP, waitpid(), PTRACE_GETREGS. Returns
+/// the address after the last.
 fn step(pid: i32, count: usize) -> Result<u64> {
     // SAFETY: All zeros is a value of this plain data.
     let mut regs: libc::user_regs_struct = unsafe { std::mem::zeroed() };
@@ -385,7 +385,10 @@ fn instructions(pmu: &Pmu) -> Result<()> {
         // Long, so that what little there is, which comes with timer ticks and the like, is seen.
         let steps = steps * PAUSED;
         let (cost, ratio) = cost(&paused, work, rounds * PAUSED, steps)?;
-        eprintln!("{what:<20} {:<20} {cost:8.1} {ratio:.4} times untraced", "paused");
+        eprintln!(
+            "{what:<20} {:<20} {cost:8.1} {ratio:.4} times untraced",
+            "paused"
+        );
         println!(
             r#"{{"what":"{what}","variant":"paused","steps":{steps},"instructions":{cost:.1},"ratio":{ratio:.4}}}"#
         );
