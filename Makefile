@@ -2,7 +2,7 @@
 #
 # The one command surface. Everything it does is in tools/; objects are in build/ and in the cache.
 
-export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES
+export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES TESTS
 
 .DEFAULT_GOAL := help
 .PHONY: run test torture kernel module deb vm bench check patches clean distclean help
@@ -25,8 +25,8 @@ help:
 #>   make patches    check that the patch series applies      make clean     remove build/
 #>                                                            make distclean remove the cache too
 #>
-#> Variables: SUITES='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR  DEBIAN_MIRROR=URL
-#>            TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
+#> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
+#>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
 
