@@ -233,24 +233,14 @@ fn traced_by(ctx: &Ctx, event: &str, options: &[&str], filters: &Filters) -> Out
     let command = workload(ROUNDS)?;
     let ran = record(&data, event, &filters.text, options, &command)?;
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
-    let threads = oracle::decoded(&data)?;
     let recorded = match options.contains(&"--per-thread") {
         // Without inheritance the second thread is not recorded.
         true => 1,
         false => steps.threads.len(),
     };
-    check_eq!(threads.len(), recorded, "threads in the trace");
-    for (n, ((_, got), all)) in threads.iter().zip(&steps.threads).enumerate() {
-        let want = admitted(all, &steps.image, &filters.ranges);
-        check!(!want.is_empty(), "thread {n} ran nothing in the ranges");
-        oracle::compare(&format!("thread {n}"), got, &want, Some(&steps.image))?;
-        ctx.diag(format!(
-            "thread {n}: {} instructions of {}, all equal",
-            got.len(),
-            all.len()
-        ));
-    }
-    Ok(())
+    oracle::compare_threads(ctx, &data, &steps, recorded, |all| {
+        admitted(all, &steps.image, &filters.ranges)
+    })
 }
 
 /// Where the trace ends, the first time.

@@ -125,6 +125,30 @@ pub(super) fn decoded(data: &Path) -> Result<Vec<(i32, Vec<u64>)>, Stop> {
     Ok(threads)
 }
 
+/// The trace has as many threads as were recorded, and in each of them those of the stepped
+/// instructions that `wanted` picks, of which there are some.
+pub(super) fn compare_threads(
+    ctx: &Ctx,
+    data: &Path,
+    steps: &stepper::Steps,
+    recorded: usize,
+    wanted: impl Fn(&[u64]) -> Vec<u64>,
+) -> Outcome {
+    let threads = decoded(data)?;
+    check_eq!(threads.len(), recorded, "threads in the trace");
+    for (n, ((_, got), all)) in threads.iter().zip(&steps.threads).enumerate() {
+        let want = wanted(all);
+        check!(!want.is_empty(), "thread {n} ran nothing that is wanted");
+        compare(&format!("thread {n}"), got, &want, Some(&steps.image))?;
+        ctx.diag(format!(
+            "thread {n}: {} instructions of {}, all equal",
+            got.len(),
+            all.len()
+        ));
+    }
+    Ok(())
+}
+
 fn trace_equals_steps(ctx: &Ctx, event: &str) -> Outcome {
     pmu_for_perf(ctx)?;
     let steps = step()?;
@@ -136,19 +160,7 @@ fn trace_equals_steps(ctx: &Ctx, event: &str) -> Outcome {
     let ran = perf::run_record(&mut record)?;
     check_eq!(ran.ended, perf::SUCCESS, "end of the recorded program");
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
-
-    let threads = decoded(&data)?;
-    let mut compared = 0;
-    for (n, want) in steps.threads.iter().enumerate() {
-        let Some((_, got)) = threads.get(n) else {
-            fail!("no trace of thread {n}: {} threads traced", threads.len());
-        };
-        compare(&format!("thread {n}"), got, want, Some(&steps.image))?;
-        compared += got.len();
-    }
-    check_eq!(threads.len(), steps.threads.len(), "threads in the trace");
-    ctx.diag(format!("{compared} instructions compared, all equal"));
-    Ok(())
+    compare_threads(ctx, &data, &steps, steps.threads.len(), <[u64]>::to_vec)
 }
 
 fn instructions(ctx: &Ctx) -> Outcome {

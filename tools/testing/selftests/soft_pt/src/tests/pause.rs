@@ -129,19 +129,12 @@ fn function(ctx: &Ctx, options: &[&str]) -> Outcome {
     let options = [&["-m", ",4M"], options].concat();
     let ran = record(&data, &Probes::group(""), &options, ROUNDS)?;
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
-    let threads = oracle::decoded(&data)?;
     // Without inheritance the second thread is not recorded.
     let recorded = match options.contains(&"--per-thread") {
         true => 1,
         false => steps.threads.len(),
     };
-    check_eq!(threads.len(), recorded, "threads in the trace");
-    for (n, ((_, got), want)) in threads.iter().zip(&steps.threads).enumerate() {
-        let want: Vec<u64> = probes.of(want).collect();
-        oracle::compare(&format!("thread {n}"), got, &want, Some(&steps.image))?;
-        ctx.diag(format!("thread {n}: {} instructions, all equal", got.len()));
-    }
-    Ok(())
+    oracle::compare_threads(ctx, &data, &steps, recorded, |all| probes.of(all).collect())
 }
 
 /// The same in a snapshot area, of which the latest is left.
