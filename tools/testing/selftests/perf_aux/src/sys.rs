@@ -212,7 +212,6 @@ impl Drop for Sysctl {
 /// Which of the two variants of AUX sampling a kernel uses that has both, given back its old choice
 /// on drop.
 pub struct Variant {
-    name: &'static str,
     old: Option<String>,
 }
 
@@ -232,18 +231,13 @@ impl Variant {
         let value = match name {
             "Rust" => "Y",
             "C" => "N",
-            _ => return Ok(Variant { name, old: None }),
+            _ => return Ok(Variant { old: None }),
         };
         let path = Path::new(Self::PARAMETER);
         let old = Some(read(path)?);
         fs::write(path, value)
             .map_err(|e| Error::from_io(format!("writing to {}", path.display()), &e))?;
-        Ok(Variant { name, old })
-    }
-
-    /// Whether this is known to be the C variant.
-    pub fn is_c(&self) -> bool {
-        self.name == "C"
+        Ok(Variant { old })
     }
 }
 

@@ -114,7 +114,8 @@ impl Injector {
                     check!(nth > 1, "there was no allocation at all");
                     return Ok((nth - 1, failed));
                 }
-                Ok(_) => {}
+                // What was made is in the way of another one.
+                Ok(made) => drop(made),
                 Err(error) => {
                     check!(
                         reached && error.errno().is_some_and(|errno| errors.contains(&errno)),

@@ -302,10 +302,20 @@ impl Runner {
             .is_ok_and(|comm| comm.trim_end() == name)
     }
 
+    /// Gives the program something to do, and time for it once it has taken it.
     fn feed(&mut self) -> Outcome {
         self.food
             .write_all(&[0; 4096])
             .map_err(|e| Error::from_io("feeding the program", &e))?;
+        let end = Instant::now() + Duration::from_secs(20);
+        let mut left = 1;
+        while left > 0 {
+            check!(Instant::now() < end, "the program does not read its input");
+            std::thread::sleep(Duration::from_millis(10));
+            // SAFETY: the request writes one int.
+            let ret = unsafe { libc::ioctl(self.food.as_raw_fd(), libc::FIONREAD, &raw mut left) };
+            check!(ret == 0, "FIONREAD failed");
+        }
         std::thread::sleep(Duration::from_millis(200));
         Ok(())
     }
@@ -344,6 +354,11 @@ fn nothing_after_setuid(ctx: &Ctx) -> Outcome {
             runner.feed()?;
             let before = aux.all();
             runner.feed()?;
+            // A program that is stepped may take long to get anywhere.
+            let end = Instant::now() + Duration::from_secs(20);
+            while !root && aux.all() == before && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             let moved = aux.all() != before;
             let over = notify::poll(&event, Duration::ZERO)? & libc::POLLHUP != 0;
             check!(
