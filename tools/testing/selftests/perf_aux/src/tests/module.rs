@@ -24,6 +24,7 @@ use perf_aux::{
     Error,
     Outcome,
     Result,
+    Stop,
     Test, //
 };
 use std::ffi::CString;
@@ -37,7 +38,7 @@ pub const TESTS: &[Test] = &[
     Test::new("module.busy_by_force", |ctx| busy(ctx, libc::O_TRUNC)),
     Test::new("module.unload_and_reload", unload_and_reload).limit(120),
     Test::new("module.failed_load", failed_load).limit(180),
-    Test::new("module.rounds", rounds).limit(120),
+    Test::new("module.rounds", rounds).limit(240),
     Test::new("module.no_leaks", no_leaks).limit(120),
 ];
 
@@ -85,7 +86,7 @@ fn check_idle(module: &str, state: &str) -> Outcome {
     perf_aux::fail!("use count of {module} after {state}: {count:?}")
 }
 
-fn module_of(pmu: &Pmu) -> std::result::Result<String, perf_aux::Stop> {
+fn module_of(pmu: &Pmu) -> std::result::Result<String, Stop> {
     if !sys::is_root() {
         skip!("unloading a module needs root");
     }
@@ -144,7 +145,7 @@ struct Loader {
 }
 
 impl Loader {
-    fn new(pmu: &Pmu) -> std::result::Result<Self, perf_aux::Stop> {
+    fn new(pmu: &Pmu) -> std::result::Result<Self, Stop> {
         let module = module_of(pmu)?;
         let Ok(file) = std::env::var("PERF_AUX_MODULE") else {
             skip!("PERF_AUX_MODULE does not name the file to load {module} from");
@@ -264,10 +265,30 @@ fn rounds(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let loader = Loader::new(&source.pmu)?;
     let rounds = ctx.rounds(20);
+    // The module has some 80 KiB of its own; a tenth of that per round would be a leak.
+    let allowed = 4096 + 8 * rounds as u64;
+    let mut missing = u64::MAX;
+    // A leak is there in all rounds. What the kernel keeps for itself when it loads modules, or
+    // gives back late (whatever the module: megabytes), it does not keep each time.
+    for _ in 0..3 {
+        missing = missing.min(memory_of_rounds(ctx, &loader, rounds)?);
+        if missing < allowed {
+            break;
+        }
+    }
+    check!(
+        missing < allowed,
+        "{missing} KiB less free after {rounds} rounds, and more after others"
+    );
+    sample(&Source::new(ctx)?)
+}
+
+/// How much less memory is free after these rounds, in KiB.
+fn memory_of_rounds(ctx: &Ctx, loader: &Loader, rounds: usize) -> std::result::Result<u64, Stop> {
     let mut free = Vec::new();
     for round in 0..rounds {
         check_idle(&loader.module, "the round before")?;
-        loader.unload(&source.pmu)?;
+        loader.unload(&Source::new(ctx)?.pmu)?;
         loader.load()?;
         let source = Source::new(ctx)?;
         let event = source.pmu.event(source.config).open()?;
@@ -286,13 +307,7 @@ fn rounds(ctx: &Ctx) -> Outcome {
     ctx.diag(format_args!(
         "{rounds} rounds, free memory from {first} to {last} KiB"
     ));
-    // The module has some 80 KiB of its own; a tenth of that per round would be a leak.
-    check!(
-        first.saturating_sub(last) < 4096 + 8 * rounds as u64,
-        "{} KiB less free after {rounds} rounds",
-        first.saturating_sub(last)
-    );
-    sample(&Source::new(ctx)?)
+    Ok(first.saturating_sub(last))
 }
 
 /// `MemFree` plus what the kernel would give back, in KiB.
