@@ -16,6 +16,10 @@ pub use dir::perf;
 /// The kernel crate's bindings, and what they lack.
 #[allow(
     clippy::all,
+    clippy::cast_lossless,
+    clippy::ptr_as_ptr,
+    clippy::ref_as_ptr,
+    clippy::undocumented_unsafe_blocks,
     dead_code,
     improper_ctypes,
     missing_docs,
