@@ -59,7 +59,8 @@ step() {
 		"$@" </dev/null > >(tee "$log" >&2) 2>&1 || rc=$?
 	else
 		: >"$log"
-		heartbeat "$log" "$name" &
+		# Its last sleep may outlive it, and must not hold the caller's locks.
+		heartbeat "$log" "$name" 7>&- 8>&- 9>&- &
 		beat=$!
 		"$@" </dev/null >"$log" 2>&1 || rc=$?
 		kill "$beat" 2>/dev/null || true
