@@ -115,9 +115,13 @@ pub fn needed() -> Result<(), Stop> {
 /// A `perf record` command that writes to `data`, without the program to run.
 ///
 /// Build ids are left out: the decoder then reads the programs themselves, which are still there.
+/// The mappings of a program that runs already are read for as long as it takes: perf gives up
+/// after half a second, and what it has not read by then can't be decoded.
 pub fn record(data: &Path) -> Command {
     let mut command = Command::new("perf");
-    command.args(["record", "-B", "-N", "-o"]).arg(data);
+    command
+        .args(["record", "-B", "-N", "--proc-map-timeout", "60000", "-o"])
+        .arg(data);
     command
 }
 
