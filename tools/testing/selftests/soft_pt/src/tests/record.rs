@@ -351,6 +351,8 @@ impl Uprobe {
     fn of_kind(kind: char, event: &'static str, program: &Path, offset: u64) -> Result<Self, Stop> {
         let name = event.replace(':', "/");
         let line = format!("{kind}:{name} {}:{offset:#x}", program.display());
+        // A test that was ended for its time left its own.
+        let _ = Self::write(&format!("-:{name}"));
         match Self::write(&line) {
             Ok(()) => Ok(Uprobe { event }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => skip!("no uprobe events: {e}"),
@@ -361,7 +363,7 @@ impl Uprobe {
 
 impl Drop for Uprobe {
     fn drop(&mut self) {
-        // A probe that stays does no harm to other tests.
+        // A probe that stays is removed when it is wanted again.
         let _ = Self::write(&format!("-:{}", self.event.replace(':', "/")));
     }
 }
@@ -671,16 +673,23 @@ fn snapshot_by_signal(ctx: &Ctx) -> Outcome {
     let said = scratch.path("said");
     let stderr = fs::File::create(&said).map_err(io(said.display()))?;
     let mut perf = record.stderr(stderr).spawn().map_err(io("perf record"))?;
-    // It makes the file when it has its signal handlers, and not before.
+    // It makes the file when it has its signal handlers, and not before; until it is ready it
+    // ignores them.
     let end = Instant::now() + Duration::from_secs(60);
     while !data.exists() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
-    for signal in [libc::SIGUSR2, libc::SIGUSR2, libc::SIGUSR2, libc::SIGINT] {
+    let size = || fs::metadata(&data).map_or(0, |data| data.len());
+    // SAFETY: The process is a child of ours that is not waited for.
+    let signal = |signal| unsafe { libc::kill(perf.id() as i32, signal) };
+    let mut snapshots = 0;
+    while snapshots < 3 && Instant::now() < end {
+        let before = size();
+        signal(libc::SIGUSR2);
         std::thread::sleep(Duration::from_millis(1500));
-        // SAFETY: The process is a child of ours that is not waited for.
-        unsafe { libc::kill(perf.id() as i32, signal) };
+        snapshots += u32::from(size() > before);
     }
+    signal(libc::SIGINT);
     perf.wait().map_err(io("perf record"))?;
     check!(running.is_there()?, "the program ended");
     check_full(ctx, &data, &flow(0)?[0])
