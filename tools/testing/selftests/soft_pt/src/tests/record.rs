@@ -682,16 +682,21 @@ fn snapshot_by_signal(ctx: &Ctx) -> Outcome {
     let size = || fs::metadata(&data).map_or(0, |data| data.len());
     // SAFETY: The process is a child of ours that is not waited for.
     let signal = |signal| unsafe { libc::kill(perf.id() as i32, signal) };
-    let mut snapshots = 0;
+    let (mut snapshots, mut end) = (0, Instant::now() + Duration::from_secs(60));
     while snapshots < 3 && Instant::now() < end {
         let before = size();
         signal(libc::SIGUSR2);
         std::thread::sleep(Duration::from_millis(1500));
-        snapshots += u32::from(size() > before);
+        if size() > before {
+            snapshots += 1;
+            end = Instant::now() + Duration::from_secs(60);
+        }
     }
     signal(libc::SIGINT);
     perf.wait().map_err(io("perf record"))?;
     check!(running.is_there()?, "the program ended");
+    let words = || fs::read_to_string(&said).unwrap_or_default();
+    check!(snapshots == 3, "perf took {snapshots} snapshots: {}", words());
     check_full(ctx, &data, &flow(0)?[0])
 }
 
