@@ -695,8 +695,8 @@ fn snapshot_by_signal(ctx: &Ctx) -> Outcome {
     signal(libc::SIGINT);
     perf.wait().map_err(io("perf record"))?;
     check!(running.is_there()?, "the program ended");
-    let words = || fs::read_to_string(&said).unwrap_or_default();
-    check!(snapshots == 3, "perf took {snapshots} snapshots: {}", words());
+    let words = fs::read_to_string(&said).map_err(io(said.display()))?;
+    check!(snapshots == 3, "{snapshots} snapshots; perf says: {words}");
     check_full(ctx, &data, &flow(0)?[0])
 }
 
