@@ -725,7 +725,7 @@ fn psb_period(ctx: &Ctx) -> Outcome {
         let aux = ring.map_aux(&event, (4 * period).div_ceil(page_size()), AuxMode::Full)?;
         let mut child = child;
         child.go()?;
-        spin_until(Duration::from_secs(15), || {
+        spin_until(Duration::from_secs(60), || {
             std::thread::sleep(Duration::from_millis(10));
             ring.aux_head() as usize + 1024 > aux.size()
         });
