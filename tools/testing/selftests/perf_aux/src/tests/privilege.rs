@@ -307,7 +307,8 @@ impl Runner {
         self.food
             .write_all(&[0; 4096])
             .map_err(|e| Error::from_io("feeding the program", &e))?;
-        let end = Instant::now() + Duration::from_secs(20);
+        // It is stepped, from its dynamic loader on.
+        let end = Instant::now() + Duration::from_secs(120);
         let mut left = 1;
         while left > 0 {
             check!(Instant::now() < end, "the program does not read its input");
