@@ -169,6 +169,8 @@ impl perf::Pmu for SoftPt {
             name: c"format",
             attributes: &[
                 Attribute::new(c"pt", c"config:0"),
+                // Must be clear, as on hardware without MTC packets, whose driver has the field too.
+                Attribute::new(c"mtc", c"config:9"),
                 Attribute::new(c"tsc", c"config:10"),
                 Attribute::new(c"noretcomp", c"config:11"),
                 Attribute::new(c"branch", c"config:13"),
