@@ -28,7 +28,12 @@ struct Options {
     #[arg(short, long)]
     function: Option<String>,
     /// Branches before each sample
-    #[arg(short, long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(
+        short,
+        long,
+        default_value_t = 16,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
     depth: u16,
     /// Where the SVG goes
     #[arg(short, long, default_value = "branches.svg")]

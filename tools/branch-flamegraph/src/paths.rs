@@ -227,7 +227,10 @@ mod tests {
         /// Each sample is one leaf: of its function, with its branches, and nothing else is there.
         #[test]
         fn leaves_are_samples(
-            samples in prop::collection::vec((0..4u8, prop::collection::vec((0..4u8, 0..3u8), 0..6)), 1..60),
+            samples in prop::collection::vec(
+                (0..4u8, prop::collection::vec((0..4u8, 0..3u8), 0..6)),
+                1..60,
+            ),
             depth in 1..8usize,
         ) {
             let mut all = Paths::new(depth);

@@ -127,7 +127,11 @@ fn unknown_config(ctx: &Ctx) -> Outcome {
     check!(mtc.is_some(), "there is no format/mtc");
     if let (Some(mtc), Some("0")) = (mtc, pmu.file("caps/mtc")?.as_deref()) {
         expect_errno(&pmu.event(mtc), libc::EINVAL, "mtc, and caps/mtc is 0")?;
-        expect_errno(&pmu.event(mtc | pt), libc::EINVAL, "mtc and pt, and caps/mtc is 0")?;
+        expect_errno(
+            &pmu.event(mtc | pt),
+            libc::EINVAL,
+            "mtc and pt, and caps/mtc is 0",
+        )?;
     }
     if let Some(periods) = pmu.file("caps/psb_periods")? {
         let periods = u64::from_str_radix(&periods, 16)
