@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
             2 => last & !0xffff | word & 0xffff,
             _ => last & !0xffff_ffff | word & 0xffff_ffff,
         };
-        let exec = match event[0] >> 4 & 3 {
+        let exec = match (event[0] >> 4) & 3 {
             0 => ExecMode::Bits32,
             _ => ExecMode::Bits64,
         };

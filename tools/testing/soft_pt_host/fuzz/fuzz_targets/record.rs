@@ -43,7 +43,7 @@ fuzz_target!(|input: (u64, u64, u16, [u64; 4], &[u8])| {
     // From any positions, then from ones that could be.
     let _ = data.record(tail, head);
     tail &= !7;
-    let head = tail.wrapping_add(head % (8 * words as u64 + 1) & !7);
+    let head = tail.wrapping_add((head % (8 * words as u64 + 1)) & !7);
     while let Ok(Some(raw)) = data.record(tail, head) {
         assert_eq!(usize::from(raw.size()), raw.bytes().len());
         if let Ok(Record::Sample(sample)) = Record::parse(&raw, &format) {

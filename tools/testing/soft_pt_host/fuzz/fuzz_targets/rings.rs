@@ -30,7 +30,7 @@ fuzz_target!(|input: (u8, u8, u64, u64, [u64; 4])| {
         }
     );
     let len = len % (size + 1);
-    let joined = |page: u64| joins[page as usize / 64 % 4] >> (page % 64) & 1 != 0;
+    let joined = |page: u64| (joins[page as usize / 64 % 4] >> (page % 64)) & 1 != 0;
 
     let mut at = from % size;
     let mut left = len;
