@@ -169,7 +169,7 @@ impl perf::Pmu for SoftPt {
             name: c"format",
             attributes: &[
                 Attribute::new(c"pt", c"config:0"),
-                // Must be clear, as on hardware without MTC packets, whose driver has the field too.
+                // Must be clear, as on hardware without MTC packets, which has the field too.
                 Attribute::new(c"mtc", c"config:9"),
                 Attribute::new(c"tsc", c"config:10"),
                 Attribute::new(c"noretcomp", c"config:11"),
