@@ -108,6 +108,15 @@ enter() {
 		"$@"
 }
 
+# own_apt DIR COMMAND…: a command of apt in the toolchain, with its state in DIR, so that the root stays
+# as it was made.
+own_apt() {
+	local state=$1 command=$2
+	shift 2
+	mkdir -p "$state/lists/partial" "$state/cache/archives/partial"
+	enter "$command" -o Dir::State::lists="$state/lists" -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root "$@"
+}
+
 # build_crate NAME DIRECTORY: its programs come to $BUILD/target/NAME/release.
 build_crate() {
 	step "$1: build" enter env CARGO_TARGET_DIR="$BUILD/target/$1" CARGO_TERM_COLOR=never \
