@@ -93,10 +93,12 @@ fn perf_script(recording: &Path, depth: u16) -> Result<Paths, String> {
         .map_err(|error| format!("perf can not be run: {error}"))?;
     let paths = perf.stdout.take().map(|out| read(out, None, depth));
     let status = perf.wait().map_err(|error| error.to_string())?;
+    // perf fails too when nobody reads the rest of what it writes.
+    let paths = paths.ok_or("perf script has no output")??;
     if !status.success() {
         return Err(format!("perf script failed ({status}); it says why above"));
     }
-    paths.unwrap_or_else(|| Err("perf script has no output".into()))
+    Ok(paths)
 }
 
 fn run(options: &Options) -> Result<(), String> {
