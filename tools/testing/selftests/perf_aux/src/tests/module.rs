@@ -328,13 +328,13 @@ fn free_memory() -> Result<u64> {
     Ok(field("MemFree") + field("Cached") + field("Buffers") + field("SReclaimable"))
 }
 
-/// After all tests nothing that perf or the module allocated is without a reference.
+/// After the tests nothing that perf or the module allocated is without a reference.
 fn no_leaks(ctx: &Ctx) -> Outcome {
     const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
     let source = Source::new(ctx)?;
     let module = module_of(&source.pmu)?;
     if fs::write(KMEMLEAK, "scan").is_err() {
-        skip!("no {KMEMLEAK}: the kernel has no CONFIG_DEBUG_KMEMLEAK");
+        skip!("{KMEMLEAK} can't scan: that takes CONFIG_DEBUG_KMEMLEAK, and kmemleak=on to boot with");
     }
     // What is younger than five seconds is not reported, and what is only on its way twice is not.
     std::thread::sleep(Duration::from_secs(6));
