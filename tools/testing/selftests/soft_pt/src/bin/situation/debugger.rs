@@ -197,7 +197,7 @@ pub fn setregs(_: &[String]) -> Result<(), Problem> {
 
 /// An execution breakpoint in a debug register.
 pub fn breakpoint(_: &[String]) -> Result<(), Problem> {
-    const HITS: i32 = 10;
+    const CALLS: i32 = 30;
     let child = in_child(|| {
         // SAFETY: The stop is what the debugger waits for; the code keeps the calling convention.
         unsafe {
@@ -206,10 +206,10 @@ pub fn breakpoint(_: &[String]) -> Result<(), Problem> {
             }
             libc::raise(libc::SIGSTOP);
             let mut n = 0;
-            for _ in 0..HITS {
+            for _ in 0..CALLS {
                 n = situation_site(n);
             }
-            if n != HITS {
+            if n != CALLS {
                 return 2;
             }
         }
@@ -224,16 +224,26 @@ pub fn breakpoint(_: &[String]) -> Result<(), Problem> {
         situation_site as usize,
     )?;
     ptrace(libc::PTRACE_POKEUSER, child, register(7), 1)?;
-    for _ in 0..HITS {
+    let mut hits = 0;
+    let end = loop {
         ptrace(libc::PTRACE_CONT, child, 0, 0)?;
-        expect_stop(child, libc::SIGTRAP)?;
+        let status = wait(child)?;
+        if !libc::WIFSTOPPED(status) {
+            break said(status);
+        }
+        expect(
+            "child",
+            said(status),
+            format!("stopped by signal {}", libc::SIGTRAP),
+        )?;
         expect(
             "place of the stop",
             registers_of(child)?.rip,
             situation_site as usize as u64,
         )?;
-    }
-    ptrace(libc::PTRACE_CONT, child, 0, 0)?;
-    reaches(situation_site as usize, HITS as usize);
-    expect_exit("child", child, 42)
+        hits += 1;
+    };
+    reaches(situation_site as usize, CALLS as usize);
+    expect("child", end, "exit 42".to_owned())?;
+    expect_hits(hits, CALLS as u64)
 }

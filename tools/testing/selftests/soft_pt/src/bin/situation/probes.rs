@@ -139,10 +139,6 @@ pub fn uretprobe(_: &[String]) -> Result<(), Problem> {
 }
 
 /// A breakpoint of perf. It counts and takes no samples, which could be throttled.
-///
-/// QEMU's software emulation appears to push RF=1 for hardware interrupts too, so that a breakpoint
-/// on the instruction that an interrupt comes before is passed over. While a program is stepped, a
-/// timer interrupt before any given instruction is no rarity: one in a hundred there.
 pub fn exec_breakpoint(_: &[String]) -> Result<(), Problem> {
     let event = Attr::exec_breakpoint(situation_out_of_line as usize as u64, 0)
         .user_only()
@@ -152,12 +148,7 @@ pub fn exec_breakpoint(_: &[String]) -> Result<(), Problem> {
         call(situation_out_of_line)?;
     }
     reaches(situation_out_of_line as usize, 3 * CALLS as usize);
-    let (hits, calls) = (event.count().map_err(wrong)?, 3 * CALLS as u64);
-    expect(
-        "hits, all but what the emulation loses",
-        (calls - calls / 20..=calls).contains(&hits),
-        true,
-    )
+    expect_hits(event.count().map_err(wrong)?, 3 * CALLS as u64)
 }
 
 /// An event of the tracer on this program, if its PMU is named.
