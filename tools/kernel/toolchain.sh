@@ -117,8 +117,8 @@ own_apt() {
 	enter "$command" -o Dir::State::lists="$state/lists" -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root "$@"
 }
 
-# build_crate NAME DIRECTORY: its programs come to $BUILD/target/NAME/release.
+# build_crate NAME DIRECTORY: its programs come to $BUILD/target/release.
 build_crate() {
-	step "$1: build" enter env CARGO_TARGET_DIR="$BUILD/target/$1" CARGO_TERM_COLOR=never \
+	step "$1: build" enter env CARGO_TARGET_DIR="$BUILD/target" CARGO_TERM_COLOR=never \
 		cargo build --release --locked --manifest-path "$TOP/$2/Cargo.toml"
 }
