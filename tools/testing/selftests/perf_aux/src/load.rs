@@ -98,24 +98,43 @@ impl Child {
     /// Waits for its end: the exit status, or the signal that ended it as an error.
     pub fn wait(mut self) -> Result<u8> {
         self.go()?;
-        let status = self.reap()?;
+        let status = self.reap(0)?.unwrap_or_default();
         if libc::WIFSIGNALED(status) {
-            return Err(Error::new(format!(
-                "child {} was ended by signal {}",
-                self.pid,
-                libc::WTERMSIG(status)
-            )));
+            return Err(self.ended(status));
         }
         Ok(libc::WEXITSTATUS(status) as u8)
     }
 
-    fn reap(&mut self) -> Result<i32> {
+    /// Fails if it has ended, which a signal does not tell: one can be sent to a zombie.
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.reap(libc::WNOHANG)? {
+            Some(status) => Err(self.ended(status)),
+            None => Ok(()),
+        }
+    }
+
+    fn ended(&self, status: i32) -> Error {
+        Error::new(if libc::WIFSIGNALED(status) {
+            let signal = libc::WTERMSIG(status);
+            format!("child {} was ended by signal {signal}", self.pid)
+        } else {
+            let code = libc::WEXITSTATUS(status);
+            format!("child {} exited with {code}", self.pid)
+        })
+    }
+
+    /// What `waitpid()` says of its end; nothing if `flags` are `WNOHANG` and it lives.
+    fn reap(&mut self, flags: i32) -> Result<Option<i32>> {
         let mut status = 0;
         loop {
             // SAFETY: `status` is live; the child is ours and not yet waited for.
-            if unsafe { libc::waitpid(self.pid, &mut status, 0) } == self.pid {
-                self.reaped = true;
-                return Ok(status);
+            match unsafe { libc::waitpid(self.pid, &mut status, flags) } {
+                0 => return Ok(None),
+                pid if pid == self.pid => {
+                    self.reaped = true;
+                    return Ok(Some(status));
+                }
+                _ => {}
             }
             let error = Error::last_os(format!("waitpid({})", self.pid));
             if error.errno() != Some(libc::EINTR) {
@@ -129,7 +148,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
             let _ = self.signal(libc::SIGKILL);
-            let _ = self.reap();
+            let _ = self.reap(0);
         }
     }
 }

@@ -330,6 +330,7 @@ fn grow(seed: u64, depth: u32) {
 /// What the handlers of the child of [`signals`] count, in memory that its parent sees.
 #[repr(C)]
 struct Counts {
+    ready: AtomicU64,
     handled: AtomicU64,
     stray: AtomicU64,
 }
@@ -396,6 +397,7 @@ fn signals(ctx: &Ctx) -> Outcome {
         if other.is_some_and(|cpu| load::pin(cpu).is_err()) {
             return 1;
         }
+        counts.ready.store(1, Ordering::Relaxed);
         loop {
             load::spin(500);
             // SAFETY: no preconditions.
@@ -404,9 +406,15 @@ fn signals(ctx: &Ctx) -> Outcome {
     })?;
     let mut group = group_of(&source, &child, 1_000_000)?;
     child.go()?;
+    // A signal that comes before its handler would end the child.
+    let ready = load::spin_until(Duration::from_secs(10), || {
+        counts.ready.load(Ordering::Relaxed) == 1
+    });
+    check!(ready, "the child did not come to its loop");
     let wanted = ctx.rounds(100_000) as u64;
     let (mut steps, mut toggles, mut sent) = (0, 0, 0);
     while steps < wanted {
+        child.check_alive()?;
         group.leader.enable()?;
         std::thread::sleep(Duration::from_micros(random.below(10_000)));
         for _ in 0..random.below(4) {
@@ -432,8 +440,7 @@ fn signals(ctx: &Ctx) -> Outcome {
         "{steps} steps, {toggles} times off, {sent} signals sent, {handled} handled"
     ));
     check!(handled > 10, "{handled} signals were handled");
-    // It lives, and no signal ended it.
-    child.signal(0)?;
+    child.check_alive()?;
     Ok(())
 }
 
@@ -541,7 +548,7 @@ fn debugger(ctx: &Ctx) -> Outcome {
     }
     check!(samples > 0, "no sample after {rounds} debuggers");
     // It is still there, and not stopped.
-    child.signal(0)?;
+    child.check_alive()?;
     Ok(())
 }
 

@@ -432,7 +432,7 @@ fn unload_under_load(ctx: &Ctx) -> Outcome {
         check_eq!(unload(), Ok(()), "result of unloading");
         // The program that was traced until a moment ago runs on without the module.
         spin_for(std::time::Duration::from_millis(20));
-        child.signal(0)?;
+        child.check_alive()?;
         file.load_again()?;
         let path = format!("/proc/{}/stat", child.pid());
         let stat = fs::read_to_string(&path).map_err(io(&path))?;
