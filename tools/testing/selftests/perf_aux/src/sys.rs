@@ -366,7 +366,8 @@ impl KernelLog {
             "possible irq lock inversion",
             "inconsistent lock state",
             "suspicious RCU usage",
-            "kmemleak: ",
+            // It also tells which of its own allocations failed, as those of a test do.
+            "new suspected memory leaks",
             "general protection fault",
             "unable to handle",
             "Kernel panic",

@@ -334,7 +334,7 @@ fn no_leaks(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
     let module = module_of(&source.pmu)?;
     if fs::write(KMEMLEAK, "scan").is_err() {
-        skip!("{KMEMLEAK} can't scan: that takes CONFIG_DEBUG_KMEMLEAK, and kmemleak=on to boot with");
+        skip!("no {KMEMLEAK} that can scan: CONFIG_DEBUG_KMEMLEAK, and a boot with kmemleak=on");
     }
     // What is younger than five seconds is not reported, and what is only on its way twice is not.
     std::thread::sleep(Duration::from_secs(6));
