@@ -98,43 +98,45 @@ impl Child {
     /// Waits for its end: the exit status, or the signal that ended it as an error.
     pub fn wait(mut self) -> Result<u8> {
         self.go()?;
-        let status = self.reap(0)?.unwrap_or_default();
+        let status = self.reap()?;
         if libc::WIFSIGNALED(status) {
-            return Err(self.ended(status));
+            return Err(Error::new(format!(
+                "child {} was ended by signal {}",
+                self.pid,
+                libc::WTERMSIG(status)
+            )));
         }
         Ok(libc::WEXITSTATUS(status) as u8)
     }
 
-    /// Fails if it has ended, which a signal does not tell: one can be sent to a zombie.
-    pub fn check_alive(&mut self) -> Result<()> {
-        match self.reap(libc::WNOHANG)? {
-            Some(status) => Err(self.ended(status)),
-            None => Ok(()),
+    /// Fails if it has ended, which no signal tells: a zombie takes them too. It is not reaped.
+    pub fn check_alive(&self) -> Result<()> {
+        // SAFETY: plain data, for which zeros are a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // SAFETY: `info` is live; the child is ours and not yet waited for.
+        if unsafe { libc::waitid(libc::P_PID, self.pid as _, &mut info, options) } < 0 {
+            return Err(Error::last_os(format!("waitid({})", self.pid)));
         }
-    }
-
-    fn ended(&self, status: i32) -> Error {
-        Error::new(if libc::WIFSIGNALED(status) {
-            let signal = libc::WTERMSIG(status);
-            format!("child {} was ended by signal {signal}", self.pid)
+        // SAFETY: of a child that lives the call leaves zeros, and of another it tells the end.
+        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+        if pid == 0 {
+            return Ok(());
+        }
+        Err(Error::new(if info.si_code == libc::CLD_EXITED {
+            format!("child {pid} exited with {status}")
         } else {
-            let code = libc::WEXITSTATUS(status);
-            format!("child {} exited with {code}", self.pid)
-        })
+            format!("child {pid} was ended by signal {status}")
+        }))
     }
 
-    /// What `waitpid()` says of its end; nothing if `flags` are `WNOHANG` and it lives.
-    fn reap(&mut self, flags: i32) -> Result<Option<i32>> {
+    fn reap(&mut self) -> Result<i32> {
         let mut status = 0;
         loop {
             // SAFETY: `status` is live; the child is ours and not yet waited for.
-            match unsafe { libc::waitpid(self.pid, &mut status, flags) } {
-                0 => return Ok(None),
-                pid if pid == self.pid => {
-                    self.reaped = true;
-                    return Ok(Some(status));
-                }
-                _ => {}
+            if unsafe { libc::waitpid(self.pid, &mut status, 0) } == self.pid {
+                self.reaped = true;
+                return Ok(status);
             }
             let error = Error::last_os(format!("waitpid({})", self.pid));
             if error.errno() != Some(libc::EINTR) {
@@ -148,7 +150,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
             let _ = self.signal(libc::SIGKILL);
-            let _ = self.reap(0);
+            let _ = self.reap();
         }
     }
 }
@@ -320,5 +322,21 @@ impl Drop for FaultingPage {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nobody else has its address.
         unsafe { libc::munmap(self.0.cast(), page_size()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zombie_is_not_alive() {
+        let mut child = Child::new(|| 3).unwrap();
+        child.check_alive().unwrap();
+        child.go().unwrap();
+        assert!(spin_until(Duration::from_secs(10), || {
+            child.check_alive().is_err()
+        }));
+        assert_eq!(child.wait().unwrap(), 3);
     }
 }

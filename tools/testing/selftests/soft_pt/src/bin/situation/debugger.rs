@@ -24,11 +24,11 @@ fn registers_of(pid: i32) -> Result<libc::user_regs_struct, Problem> {
 }
 
 fn expect_stop(pid: i32, signal: i32) -> Result<(), Problem> {
-    expect(
-        "child",
-        said(wait(pid)?),
-        format!("stopped by signal {signal}"),
-    )
+    expect_stopped(wait(pid)?, signal)
+}
+
+fn expect_stopped(status: i32, signal: i32) -> Result<(), Problem> {
+    expect("child", said(status), format!("stopped by signal {signal}"))
 }
 
 /// Stops a running child again and again and looks at its flags.
@@ -197,7 +197,7 @@ pub fn setregs(_: &[String]) -> Result<(), Problem> {
 
 /// An execution breakpoint in a debug register.
 pub fn breakpoint(_: &[String]) -> Result<(), Problem> {
-    const CALLS: i32 = 30;
+    const CALLS: i32 = 300;
     let child = in_child(|| {
         // SAFETY: The stop is what the debugger waits for; the code keeps the calling convention.
         unsafe {
@@ -229,13 +229,9 @@ pub fn breakpoint(_: &[String]) -> Result<(), Problem> {
         ptrace(libc::PTRACE_CONT, child, 0, 0)?;
         let status = wait(child)?;
         if !libc::WIFSTOPPED(status) {
-            break said(status);
+            break status;
         }
-        expect(
-            "child",
-            said(status),
-            format!("stopped by signal {}", libc::SIGTRAP),
-        )?;
+        expect_stopped(status, libc::SIGTRAP)?;
         expect(
             "place of the stop",
             registers_of(child)?.rip,
@@ -244,6 +240,6 @@ pub fn breakpoint(_: &[String]) -> Result<(), Problem> {
         hits += 1;
     };
     reaches(situation_site as usize, CALLS as usize);
-    expect("child", end, "exit 42".to_owned())?;
+    expect("child", said(end), "exit 42".to_owned())?;
     expect_hits(hits, CALLS as u64)
 }
