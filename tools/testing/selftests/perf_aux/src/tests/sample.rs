@@ -50,6 +50,7 @@ pub const TESTS: &[Test] = &[
     Test::new("sample.bytes.inherited", inherited),
     Test::new("sample.bytes.every_cpu", every_cpu).limit(120),
     Test::new("sample.bytes.throttled", throttled),
+    Test::new("sample.beside_others", beside_others),
     Test::new("sample.no_area", no_area),
     Test::new("sample.writable_area", writable_area),
     Test::new("sample.area_mapped_again", area_mapped_again),
@@ -671,6 +672,72 @@ fn sampler_joins(ctx: &Ctx) -> Outcome {
         leader.disable()?;
         let samples = ring.drain()?;
         check!(!samples.is_empty(), "no sample in round {round}");
+    }
+    Ok(())
+}
+
+/// Several events that overflow at the same page fault: the sample of each has its own fields, sizes
+/// and bytes, whichever comes first.
+fn beside_others(ctx: &Ctx) -> Outcome {
+    const FAULTS: usize = 20;
+    let source = Source::new(ctx)?;
+    let plain = PLAIN | abi::PERF_SAMPLE_ID;
+    let mut samplers = [
+        by_fault(4096).sample_type(plain.into()),
+        by_fault(64).sample_type((plain | abi::PERF_SAMPLE_ADDR).into()),
+        // With the field and no size; and without either, which is the shortest record.
+        by_fault(0).sample_type(plain.into()),
+        by_fault(0).sample_type(abi::PERF_SAMPLE_ID.into()),
+        by_fault(256)
+            .sample_type(
+                (plain | abi::PERF_SAMPLE_REGS_USER | abi::PERF_SAMPLE_STACK_USER).into(),
+            )
+            .sample_regs_user(0xff)
+            .sample_stack_user(512),
+    ];
+    for _ in 0..2 {
+        let setup = source.setup();
+        let leader = setup.leader.open()?;
+        let leader_ring = Ring::map(&leader, 8)?;
+        let _aux = leader_ring.map_aux(&leader, 16, AuxMode::Snapshot)?;
+        let mut opened = Vec::new();
+        for sampler in &samplers {
+            let event = sampler.clone().group(&leader).open()?;
+            let ring = Ring::map(&event, 64)?;
+            opened.push((event, ring));
+        }
+        let mut memory = Pages::new(FAULTS)?;
+        leader.enable()?;
+        for _ in 0..FAULTS {
+            load::spin(100);
+            memory.fault();
+        }
+        leader.disable()?;
+        for (event, ring) in &mut opened {
+            let (attr, id) = (event.attr(), event.id()?);
+            let has = |field: u32| attr.sample_type & u64::from(field) != 0;
+            let mut samples = Vec::new();
+            for record in ring.drain()? {
+                if let Record::Sample(sample) = record {
+                    samples.push(*sample);
+                }
+            }
+            check!(
+                samples.len() >= FAULTS,
+                "{} samples of {FAULTS} page faults",
+                samples.len()
+            );
+            for sample in &samples {
+                check_eq!(sample.id, id, "id of a sample");
+                check_eq!(sample.addr != 0, has(abi::PERF_SAMPLE_ADDR), "an address");
+            }
+            check_sizes(&samples, attr.aux_sample_size, 16 * page_size())?;
+            if has(abi::PERF_SAMPLE_AUX) {
+                source.check_all(&samples)?;
+            }
+        }
+        // The last that was opened takes its sample first.
+        samplers.reverse();
     }
     Ok(())
 }
