@@ -17,6 +17,7 @@ use perf_aux::load::{
     Child, //
 };
 use perf_aux::notify;
+use perf_aux::record::Record;
 use perf_aux::ring::{
     page_size,
     Aux,
@@ -42,26 +43,37 @@ use std::time::{
     Instant, //
 };
 
-pub const TESTS: &[Test] = &[Test::new("fuzz.calls", calls).limit(120)];
+pub const TESTS: &[Test] = &[
+    Test::new("fuzz.calls", |ctx| sequences(ctx, false)).limit(120),
+    Test::new("fuzz.records", |ctx| sequences(ctx, true)).limit(120),
+];
 
 /// Calls of one sequence.
 const CALLS: u64 = 40;
 
-fn calls(ctx: &Ctx) -> Outcome {
+/// Random sequences, which must leave the kernel in good order; `records` takes all that is written
+/// apart meanwhile, and it must be well formed.
+fn sequences(ctx: &Ctx, records: bool) -> Outcome {
     let source = Source::new(ctx)?;
     let formats = formats(&source.pmu);
     let end = Instant::now() + ctx.time(Duration::from_secs(5));
     let mut log = KernelLog::from_now();
     let mut sequences = 0;
-    let (mut opened, mut traced) = (0, 0);
+    let (mut opened, mut traced, mut parsed) = (0, 0, 0);
     while Instant::now() < end || sequences < 12 {
         let seed = ctx.seed().wrapping_add(sequences);
-        let mut sequence = Sequence::new(&source, &formats, seed);
+        let mut sequence = Sequence::new(&source, &formats, seed, records);
         let child = Child::new(move || sequence.run())?;
         // How it ended is its own affair. A status tells how far it got.
         if let Ok(status) = child.wait() {
-            opened += u64::from(status & 1);
-            traced += u64::from((status >> 1) & 1);
+            let reached = |bit: u8| u64::from(status & bit != 0);
+            opened += reached(OPENED);
+            traced += reached(TRACED);
+            parsed += reached(PARSED);
+            check!(
+                status & MALFORMED == 0,
+                "with --seed {seed} a record is not well formed, see above"
+            );
         }
         sequences += 1;
         if let Some(fault) = log.as_mut().and_then(|log| log.faults().into_iter().next()) {
@@ -69,12 +81,16 @@ fn calls(ctx: &Ctx) -> Outcome {
         }
     }
     ctx.diag(format_args!(
-        "{sequences} sequences; {opened} opened an AUX event, {traced} traced"
+        "{sequences} sequences; {opened} opened an AUX event, {traced} traced, {parsed} read samples"
     ));
     // Random calls that never get anywhere test nothing.
     check!(
         opened * 4 > sequences && traced * 8 > sequences,
         "of {sequences} sequences {opened} opened an AUX event, and {traced} traced"
+    );
+    check!(
+        !records || parsed * 8 > sequences,
+        "of {sequences} sequences {parsed} read samples"
     );
     let mut group = source.setup().open()?;
     let samples = group.sample(3, Duration::from_secs(20))?;
@@ -90,21 +106,60 @@ fn formats(pmu: &Pmu) -> Vec<u64> {
         .collect()
 }
 
+/// How far a sequence got, in its status.
+const OPENED: u8 = 1;
+const TRACED: u8 = 2;
+const PARSED: u8 = 4;
+const MALFORMED: u8 = 8;
+
+/// A ring that a sequence has mapped.
+struct Mapped {
+    /// Whose it is, by its place in [`Sequence::events`].
+    event: usize,
+    ring: Ring,
+    /// The sequence has written into its control page, which says nothing any more.
+    scribbled: bool,
+}
+
+/// Takes all records of an event out of its ring, and checks them. Returns how many samples there
+/// were.
+fn read(ring: &mut Ring, event: &Event) -> perf_aux::Result<usize> {
+    let attr = event.attr();
+    let has_id =
+        attr.sample_type & u64::from(abi::PERF_SAMPLE_ID | abi::PERF_SAMPLE_IDENTIFIER) != 0;
+    let mut samples = 0;
+    for record in ring.drain()? {
+        let Record::Sample(sample) = record else {
+            continue;
+        };
+        samples += 1;
+        if has_id && sample.id != event.id()? {
+            return Err(perf_aux::Error::new("a sample of another event"));
+        }
+        if sample.aux.map_or(0, |aux| aux.len()) > attr.aux_sample_size as usize {
+            return Err(perf_aux::Error::new("more AUX bytes than asked for"));
+        }
+    }
+    Ok(samples)
+}
+
 /// One process's calls, and what they made.
 struct Sequence {
     random: Random,
     pmu: Pmu,
     formats: Vec<u64>,
     events: Vec<Event>,
-    rings: Vec<(usize, Ring)>,
+    rings: Vec<Mapped>,
     areas: Vec<Aux>,
     mappings: Vec<Mapping>,
     children: Vec<Child>,
+    /// Whether records are taken apart. Each ring has the records of one event then.
+    records: bool,
     reached: u8,
 }
 
 impl Sequence {
-    fn new(source: &Source, formats: &[u64], seed: u64) -> Self {
+    fn new(source: &Source, formats: &[u64], seed: u64, records: bool) -> Self {
         Sequence {
             random: Random::new(seed),
             pmu: source.pmu.clone(),
@@ -114,6 +169,7 @@ impl Sequence {
             areas: Vec::new(),
             mappings: Vec::new(),
             children: Vec::new(),
+            records,
             reached: 0,
         }
     }
@@ -139,17 +195,25 @@ impl Sequence {
                 15 => self.look(),
                 16 => self.children(),
                 17 => self.elsewhere(),
-                _ => self.work(),
+                _ => {
+                    self.work();
+                    if self.records {
+                        self.look();
+                    }
+                }
             }
             self.note();
         }
+        self.look();
         self.reached
     }
 
     /// Notes whether there is a trace.
     fn note(&mut self) {
         let traced = |aux: &Aux| aux.bytes(0, 64).iter().any(|byte| *byte != 0);
-        self.reached |= u8::from(self.areas.iter().any(traced)) << 1;
+        if self.areas.iter().any(traced) {
+            self.reached |= TRACED;
+        }
     }
 
     fn event(&mut self) -> Option<&Event> {
@@ -159,7 +223,7 @@ impl Sequence {
 
     /// One of the values, mostly; or any.
     fn mostly(&mut self, values: &[u64]) -> u64 {
-        match self.random.below(12) {
+        match self.random.below(24) {
             0 => self.random.any(),
             1 => 1 << self.random.below(64),
             n => values[(n as usize + self.random.below(64) as usize) % values.len()],
@@ -183,11 +247,18 @@ impl Sequence {
             match self.random.below(8) {
                 0 => Attr::exec_breakpoint(load::spin as *const () as u64, 1),
                 1 => Attr::new(self.random.below(12) as u32, self.random.below(12)),
+                2..=4 => Attr::software(abi::PERF_COUNT_SW_PAGE_FAULTS),
                 _ => Attr::software(self.random.below(12) as u32),
             }
         };
-        let period = self.mostly(&[1, 7, 200_000, 1_000_000]);
-        let sample_type = self.mostly(&[0, 1, 0x10_0007, 0x10_0000, 0x11_7fff]);
+        let period = match attr.raw().config {
+            config if config == u64::from(abi::PERF_COUNT_SW_PAGE_FAULTS) => {
+                self.mostly(&[1, 1, 2, 7])
+            }
+            _ => self.mostly(&[1, 7, 200_000, 1_000_000]),
+        };
+        // The last has all but PERF_SAMPLE_BRANCH_STACK, which software events refuse.
+        let sample_type = self.mostly(&[0, 1, 0x10_0007, 0x10_0000, 0x11_0047, 0x11_77ff]);
         let asked = self.mostly(&[0, 8, 64, 4096, 65_535]);
         let watermark = self.mostly(&[0, 1, 4096]);
         let stack = self.mostly(&[0, 64, 65_528]);
@@ -209,7 +280,7 @@ impl Sequence {
         }
         // The bits one by one: disabled, inherit, pinned, exclusive, and so on.
         for bit in 0..40 {
-            if self.random.below(if aux { 80 } else { 24 }) == 0 {
+            if self.random.below(80) == 0 {
                 attr = attr.with(|attr| {
                     let set = attr._bitfield_1.get_bit(bit);
                     attr._bitfield_1.set_bit(bit, !set);
@@ -245,49 +316,80 @@ impl Sequence {
         let mut attr = self.attr();
         let aux = attr.raw().type_ == self.pmu.kind();
         let children: Vec<i32> = self.children.iter().map(Child::pid).collect();
-        attr = match self.random.below(8) {
+        attr = match self.random.below(16) {
             0 => attr.pid(-1).cpu(self.random.below(3) as i32),
             1 if !children.is_empty() => attr.pid(children[0]),
             2 => attr.cpu(self.random.below(4) as i32 - 1),
             3 => attr.pid(self.random.below(100) as i32 - 1),
             _ => attr,
         };
-        if self.random.below(8) == 0 {
-            attr = attr.flags(self.random.below(16) as u32);
+        let mut flags = match self.random.below(8) {
+            0 => self.random.below(16) as u32,
+            _ => 0,
+        };
+        if self.records {
+            flags &= !abi::PERF_FLAG_FD_OUTPUT;
         }
-        let ratio = if aux { 4 } else { 1 };
-        if self.random.below(4) >= ratio - u64::from(ratio > 1) {
-            if let Some(leader) = self.event() {
-                attr = attr.group(leader);
+        attr = attr.flags(flags);
+        let odd = self.random.below(8) == 0;
+        // A sampler mostly belongs to a tracer.
+        let leader = match self.random.below(8) {
+            0 => self.event(),
+            1 => None,
+            _ if aux => None,
+            _ => {
+                let kind = self.pmu.kind();
+                self.events
+                    .iter()
+                    .rev()
+                    .find(|event| event.attr().type_ == kind)
             }
+        };
+        match leader {
+            Some(leader) => attr = attr.group(leader),
+            // Without a tracer there is nothing to ask for.
+            None if odd => (),
+            None => attr = attr.aux_sample_size(0),
         }
         if self.events.len() > 12 {
             self.close();
         }
         if let Ok(event) = attr.open() {
-            self.reached |= u8::from(aux);
+            if aux {
+                self.reached |= OPENED;
+            }
             self.events.push(event);
-            if aux && self.random.below(4) != 0 {
-                self.set_up();
+            if self.random.below(4) != 0 {
+                self.set_up(aux);
             }
         }
     }
 
-    /// All that the last event needs for tracing.
-    fn set_up(&mut self) {
+    /// All that the last event needs for tracing, or for its samples.
+    fn set_up(&mut self, aux: bool) {
         let n = self.events.len() - 1;
         let event = &self.events[n];
         let Ok(ring) = Ring::map(event, 1 << self.random.below(4)) else {
             return;
         };
-        let mode = match self.random.below(3) {
-            0 => AuxMode::Full,
-            _ => AuxMode::Snapshot,
-        };
-        let aux = ring.map_aux(event, 1 << self.random.below(5), mode);
+        if aux {
+            let mode = match self.random.below(3) {
+                0 => AuxMode::Full,
+                _ => AuxMode::Snapshot,
+            };
+            let aux = ring.map_aux(event, 1 << self.random.below(5), mode);
+            self.areas.extend(aux);
+        }
         let _ = event.enable();
-        self.areas.extend(aux);
-        self.rings.push((n, ring));
+        self.push_ring(n, ring);
+    }
+
+    fn push_ring(&mut self, event: usize, ring: Ring) {
+        self.rings.push(Mapped {
+            event,
+            ring,
+            scribbled: false,
+        });
     }
 
     fn map(&mut self) {
@@ -298,7 +400,7 @@ impl Sequence {
         let page = page_size();
         if self.random.below(2) == 0 {
             if let Ok(ring) = Ring::map(&self.events[n], 1 << self.random.below(6)) {
-                self.rings.push((n, ring));
+                self.push_ring(n, ring);
             }
             return;
         }
@@ -309,10 +411,10 @@ impl Sequence {
         };
         let odd = self.random.below(8) == 0;
         let offset = self.random.below(128);
-        let of_event = self.rings.iter().find(|(event, _)| *event == n);
+        let of_event = self.rings.iter().find(|mapped| mapped.event == n);
         match of_event {
-            Some((_, ring)) if !odd => {
-                if let Ok(aux) = ring.map_aux(&self.events[n], pages as usize, mode) {
+            Some(mapped) if !odd => {
+                if let Ok(aux) = mapped.ring.map_aux(&self.events[n], pages as usize, mode) {
                     self.areas.push(aux);
                 }
             }
@@ -384,8 +486,8 @@ impl Sequence {
                 Ok(())
             }
             _ => match self.events.get(other) {
-                Some(target) => self.events[0].set_output(target),
-                None => Ok(()),
+                Some(target) if !self.records => self.events[0].set_output(target),
+                _ => Ok(()),
             },
         };
     }
@@ -393,15 +495,20 @@ impl Sequence {
     fn scribble(&mut self) {
         let (word, value) = (self.random.below(512), self.mostly(&[0, 4096, 8192]));
         let n = self.random.below(self.rings.len() as u64) as usize;
-        if let Some((_, ring)) = self.rings.get(n) {
-            ring.scribble(
-                if word < 256 {
-                    128 + word as usize % 8
-                } else {
-                    word as usize
-                },
-                value,
-            );
+        let Some(mapped) = self.rings.get(n) else {
+            return;
+        };
+        mapped.ring.scribble(
+            if word < 256 {
+                128 + word as usize % 8
+            } else {
+                word as usize
+            },
+            value,
+        );
+        let event = mapped.event;
+        for mapped in &mut self.rings {
+            mapped.scribbled |= mapped.event == event;
         }
     }
 
@@ -409,9 +516,9 @@ impl Sequence {
         if !self.events.is_empty() {
             let n = self.random.below(self.events.len() as u64) as usize;
             self.events.remove(n);
-            self.rings.retain(|(event, _)| *event != n);
-            for (event, _) in &mut self.rings {
-                *event -= usize::from(*event > n);
+            self.rings.retain(|mapped| mapped.event != n);
+            for mapped in &mut self.rings {
+                mapped.event -= usize::from(mapped.event > n);
             }
         }
     }
@@ -421,7 +528,18 @@ impl Sequence {
             let _ = event.read();
             let _ = notify::poll(event, Duration::ZERO);
         }
-        for (_, ring) in &self.rings {
+        for mapped in &mut self.rings {
+            let (ring, event) = (&mut mapped.ring, &self.events[mapped.event]);
+            if self.records && !mapped.scribbled && event.attr().write_backward() == 0 {
+                self.reached |= match read(ring, event) {
+                    Ok(0) => 0,
+                    Ok(_) => PARSED,
+                    Err(fault) => {
+                        println!("# {fault}, of {:?}", event.attr());
+                        MALFORMED
+                    }
+                };
+            }
             ring.set_tail(ring.head());
             ring.set_aux_tail(ring.aux_head());
         }

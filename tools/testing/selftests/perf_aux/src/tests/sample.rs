@@ -689,9 +689,7 @@ fn beside_others(ctx: &Ctx) -> Outcome {
         by_fault(0).sample_type(plain.into()),
         by_fault(0).sample_type(abi::PERF_SAMPLE_ID.into()),
         by_fault(256)
-            .sample_type(
-                (plain | abi::PERF_SAMPLE_REGS_USER | abi::PERF_SAMPLE_STACK_USER).into(),
-            )
+            .sample_type((plain | abi::PERF_SAMPLE_REGS_USER | abi::PERF_SAMPLE_STACK_USER).into())
             .sample_regs_user(0xff)
             .sample_stack_user(512),
     ];

@@ -87,7 +87,9 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Rounds of the program where it is stepped, too.
-const ROUNDS: usize = 2;
+fn rounds() -> usize {
+    oracle::rounds_here(2)
+}
 
 /// A range of `flow`, with its first address and that behind it.
 type Addresses = Range<u64>;
@@ -227,10 +229,10 @@ fn traced(ctx: &Ctx, options: &[&str], filters: &Filters) -> Outcome {
 /// The trace of `flow` with these filters is what the stepper saw in their ranges.
 fn traced_by(ctx: &Ctx, event: &str, options: &[&str], filters: &Filters) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
-    let command = workload(ROUNDS)?;
+    let command = workload(rounds())?;
     let ran = record(&data, event, &filters.text, options, &command)?;
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
     let recorded = match options.contains(&"--per-thread") {
@@ -268,13 +270,13 @@ fn check_stopped(threads: &[(i32, Vec<u64>)], want: &[u64], range: &Addresses) -
 
 fn stop(ctx: &Ctx) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let range = function_range("flow_oddities")?;
     let want = until(&steps, &range)?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
     let filter = format!("tracestop flow_oddities @ {}", flow()?);
-    let command = workload(ROUNDS)?;
+    let command = workload(rounds())?;
     record(&data, "intel_pt//u", &filter, &["--per-thread"], &command)?;
     let threads = oracle::decoded(&data)?;
     check_stopped(&threads, &want, &range)?;
@@ -289,7 +291,7 @@ fn stop(ctx: &Ctx) -> Outcome {
 /// The trace ends in the middle of a range that is traced.
 fn stop_in_filter(ctx: &Ctx) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let whole = function_range("flow_oddities")?;
     // The label that is jumped to last in the function, and all behind it.
     let last = steps.threads[0]
@@ -310,7 +312,7 @@ fn stop_in_filter(ctx: &Ctx) -> Outcome {
         flow()?,
         in_file(&range)?
     );
-    let command = workload(ROUNDS)?;
+    let command = workload(rounds())?;
     record(&data, "intel_pt//u", &filter, &["--per-thread"], &command)?;
     let threads = oracle::decoded(&data)?;
     check_stopped(&threads, &want, &range)?;
@@ -325,11 +327,11 @@ fn stop_in_filter(ctx: &Ctx) -> Outcome {
 /// A filter of a file that is mapped only when a child runs it, twice.
 fn exec(ctx: &Ctx) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let filters = function()?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
-    let line = format!("{0} {1}; exec {0} {1}", flow()?, ROUNDS);
+    let line = format!("{0} {1}; exec {0} {1}", flow()?, rounds());
     let command = ["sh".into(), "-c".into(), line];
     record(&data, "intel_pt//u", &filters.text, &[], &command)?;
     let mut threads = oracle::decoded(&data)?;

@@ -61,7 +61,9 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Rounds of the program where it is stepped, too.
-const ROUNDS: usize = 2;
+fn rounds() -> usize {
+    oracle::rounds_here(2)
+}
 
 const ENTRY: &str = "soft_pt_selftest:entry";
 const RETURN: &str = "soft_pt_selftest:return";
@@ -120,14 +122,14 @@ fn record(data: &Path, group: &str, options: &[&str], rounds: usize) -> Result<p
 /// instructions and no others, in each of two threads that share a CPU.
 fn function(ctx: &Ctx, options: &[&str]) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let probes = Probes::new()?;
     // There is an event per CPU, and each is paused on its own.
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
     let options = [&["-m", ",4M"], options].concat();
-    let ran = record(&data, &Probes::group(""), &options, ROUNDS)?;
+    let ran = record(&data, &Probes::group(""), &options, rounds())?;
     check_eq!(ran.stdout, steps.stdout, "output of the recorded program");
     // Without inheritance the second thread is not recorded.
     let recorded = match options.contains(&"--per-thread") {
@@ -140,13 +142,13 @@ fn function(ctx: &Ctx, options: &[&str]) -> Outcome {
 /// The same in a snapshot area, of which the latest is left.
 fn function_in_snapshot(ctx: &Ctx) -> Outcome {
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let probes = Probes::new()?;
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
     let options = ["-Se", "-m", ",64K", "--per-thread"];
-    record(&data, &Probes::group(""), &options, ROUNDS)?;
+    record(&data, &Probes::group(""), &options, rounds())?;
     let threads = oracle::decoded(&data)?;
     check_eq!(threads.len(), 1, "threads in the trace");
     let want: Vec<u64> = probes.of(&steps.threads[0]).collect();
@@ -228,7 +230,7 @@ fn cost_of_a_function(ctx: &Ctx) -> Outcome {
     const TURNS: usize = 3;
 
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(ROUNDS)?;
+    let steps = oracle::step_rounds(rounds())?;
     let probes = Probes::new()?;
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
