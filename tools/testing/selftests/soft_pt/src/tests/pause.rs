@@ -50,7 +50,7 @@ use crate::{
 
 pub const TESTS: &[Test] = &[
     Test::new("pause.cost_while_paused", cost_while_paused).limit(150),
-    Test::new("pause.cost_of_a_function", cost_of_a_function).limit(150),
+    Test::new("pause.cost_of_a_function", cost_of_a_function).limit(300),
     Test::new("pause.function", |ctx| function(ctx, &[])).limit(150),
     Test::new("pause.function_per_thread", |ctx| {
         function(ctx, &["--per-thread"])
@@ -227,7 +227,7 @@ fn cost_while_paused(ctx: &Ctx) -> Outcome {
 /// whole, apart from the probes.
 fn cost_of_a_function(ctx: &Ctx) -> Outcome {
     const LONG: usize = 60;
-    const TURNS: usize = 3;
+    const TURNS: usize = 8;
 
     pmu_for_perf(ctx)?;
     let steps = oracle::step_rounds(rounds())?;
@@ -235,36 +235,47 @@ fn cost_of_a_function(ctx: &Ctx) -> Outcome {
     load::pin(load::cpus()?[0])?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
-    let time = |group: &str| -> Result<f64, Stop> {
-        let mut least = f64::MAX;
-        for _ in 0..TURNS {
-            let start = Instant::now();
-            record(&data, group, &["-m", "1M,4M"], LONG)?;
-            least = least.min(start.elapsed().as_secs_f64());
-        }
-        Ok(least)
-    };
-    let plain = time("dummy:u")?;
-    let with_probes = time(&format!("{{{ENTRY},{RETURN}}}"))?;
-    let function = time(&Probes::group(""))?;
-    let whole = time("intel_pt//u")?;
-
     let count = |list: &dyn Fn(&Vec<u64>) -> usize| steps.threads.iter().map(list).sum::<usize>();
     let instructions = count(&|steps| probes.of(steps).count()) as f64;
     let share = instructions / count(&Vec::len) as f64;
-    let cost = (function - with_probes) / (whole - plain);
-    ctx.diag(format!(
-        "recorded without a trace {plain:.2} s, with the probes {with_probes:.2} s, with the \
-         function traced {function:.2} s, with all traced {whole:.2} s"
-    ));
+    // The rest is for other programs on the machine.
+    let most = 4.0 * share + 0.05;
+    let groups = [
+        "dummy:u",
+        &format!("{{{ENTRY},{RETURN}}}"),
+        &Probes::group(""),
+        "intel_pt//u",
+    ];
+    // What else the machine does only adds to a time, for a while. So the least counts, of turns in
+    // which each has its own, until it is small enough.
+    let mut least = [f64::MAX; 4];
+    let mut cost = f64::MAX;
+    for turn in 0..TURNS {
+        for (group, least) in groups.iter().zip(&mut least) {
+            let start = Instant::now();
+            record(&data, group, &["-m", "1M,4M"], LONG)?;
+            *least = least.min(start.elapsed().as_secs_f64());
+        }
+        let [plain, with_probes, function, whole] = least;
+        cost = match whole > plain {
+            true => (function - with_probes) / (whole - plain),
+            false => f64::MAX,
+        };
+        ctx.diag(format!(
+            "recorded without a trace {plain:.2} s, with the probes {with_probes:.2} s, with the \
+             function traced {function:.2} s, with all traced {whole:.2} s"
+        ));
+        if turn >= 1 && cost < most {
+            break;
+        }
+    }
     ctx.diag(format!(
         "the function is {:.1} % of the instructions, and {:.1} % of the cost",
         100.0 * share,
         100.0 * cost
     ));
-    // The rest is for other programs on the machine.
     check!(
-        cost < 4.0 * share + 0.05,
+        cost < most,
         "{:.1} % of the instructions make {:.1} % of the cost",
         100.0 * share,
         100.0 * cost

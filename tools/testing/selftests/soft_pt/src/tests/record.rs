@@ -253,6 +253,8 @@ fn sample_size(ctx: &Ctx, size: usize) -> Outcome {
 fn sample_with(ctx: &Ctx, terms: &str, size: usize, options: &[&str]) -> Outcome {
     // Fewer of the large ones.
     let period = if size > 8192 { 20_000_000 } else { 4_000_000 };
+    // And fewer where perf takes longer to write them.
+    let period = period * u64::from(perf_aux::sys::slowness());
     let sampler = &format!("cpu-clock/period={period}/u");
     sample(
         ctx,
