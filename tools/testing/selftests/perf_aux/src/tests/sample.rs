@@ -676,8 +676,8 @@ fn sampler_joins(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Several events that overflow at the same page fault: the sample of each has its own fields, sizes
-/// and bytes, whichever comes first.
+/// Several events that overflow at the same page fault: the sample of each has its own fields,
+/// sizes and bytes, whichever comes first.
 fn beside_others(ctx: &Ctx) -> Outcome {
     const FAULTS: usize = 20;
     let source = Source::new(ctx)?;
