@@ -1,6 +1,52 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/module.h>
 #include <linux/perf_event.h>
+#include <linux/sched.h>
+#include <linux/smp.h>
+#include <asm/irq_regs.h>
+
+__rust_helper void rust_helper___module_get(struct module *module)
+{
+	__module_get(module);
+}
+
+#ifndef CONFIG_MODULE_UNLOAD
+__rust_helper void rust_helper_module_put(struct module *module)
+{
+	module_put(module);
+}
+#endif
+
+__rust_helper void rust_helper_on_each_cpu(smp_call_func_t func, void *info, int wait)
+{
+	on_each_cpu(func, info, wait);
+}
+
+#ifdef CONFIG_PERF_EVENTS
+
+__rust_helper struct pt_regs *rust_helper_get_irq_regs(void)
+{
+	return get_irq_regs();
+}
+
+__rust_helper int rust_helper_user_mode(struct pt_regs *regs)
+{
+	return user_mode(regs);
+}
+
+__rust_helper bool rust_helper_is_idle_task(const struct task_struct *task)
+{
+	return is_idle_task(task);
+}
+
+__rust_helper void rust_helper_perf_sample_data_init(struct perf_sample_data *data,
+						     u64 addr, u64 period)
+{
+	perf_sample_data_init(data, addr, period);
+}
+
+#endif /* CONFIG_PERF_EVENTS */
 
 #ifdef CONFIG_X86_64
 
@@ -29,11 +75,6 @@ __rust_helper void rust_helper_set_tsk_thread_flag(struct task_struct *task, int
 __rust_helper void rust_helper_clear_tsk_thread_flag(struct task_struct *task, int flag)
 {
 	clear_tsk_thread_flag(task, flag);
-}
-
-__rust_helper int rust_helper_user_mode(struct pt_regs *regs)
-{
-	return user_mode(regs);
 }
 
 __rust_helper bool rust_helper_user_64bit_mode(struct pt_regs *regs)

@@ -60,33 +60,43 @@
 
 mod aux;
 mod bindings;
-mod context;
+mod current;
 mod event;
+mod field;
 mod filter;
 mod output;
-mod param;
 mod pmu;
+mod registration;
 #[cfg(any(CONFIG_PERF_AUX_RUST, PERF_IN_MODULE))]
 mod ring;
 #[cfg(CONFIG_PERF_AUX_RUST)]
 mod sampling;
-#[cfg(all(CONFIG_X86_64, CONFIG_USER_RETURN_NOTIFIER))]
+#[cfg(all(
+    CONFIG_X86_64,
+    CONFIG_USER_RETURN_NOTIFIER,
+    CONFIG_UPROBES,
+    CONFIG_TRACEPOINTS
+))]
 pub mod step;
 mod sysfs;
+mod timer;
 
 pub use self::{
     aux::{
-        AuxArea,
         AuxFlag,
         AuxFlags,
         AuxOutput, //
     },
-    context::{
-        CpuLocal,
-        IrqsOff,
-        NmiLike, //
+    current::Current,
+    event::{
+        Attr,
+        Event,
+        OnCpu, //
     },
-    event::Event,
+    field::{
+        Field,
+        Word, //
+    },
     filter::{
         AddressFilter,
         AddressFilters,
@@ -94,19 +104,16 @@ pub use self::{
         FilterAction, //
     },
     output::SampleOutput,
-    param::{
-        NameParam,
-        NAME_PARAM_OPS, //
-    },
     pmu::{
-        name_is_taken,
         Capabilities,
         Capability,
+        Context,
         Pmu,
-        Registration,
+        Scope,
         Start,
         Stop, //
     },
+    registration::Registration,
     sysfs::{
         Attribute,
         AttributeGroup, //

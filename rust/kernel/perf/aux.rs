@@ -1,23 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The AUX area, and the transactions that fill it.
+//!
+//! The abstraction opens a transaction (`perf_aux_output_begin()`) before it starts an event, and
+//! closes it (`perf_aux_output_end()`) when the event is stopped for good or leaves the CPU. In
+//! between it lends it to the driver as an [`AuxOutput`], which knows where the next byte goes and
+//! how much room there is. So a driver can neither keep a transaction nor leave one open.
 
 use super::{
     bindings,
-    Event,
-    NmiLike,
+    OnCpu,
     Pmu, //
 };
 use crate::{
+    bindings::module,
     impl_flags,
+    nmi::NmiLike,
     page::PAGE_SIZE,
     prelude::*,
-    types::ForeignOwnable, //
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        barrier::{
+            smp_mb,
+            Write, //
+        }, //
+    }, //
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr::NonNull, //
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 
 impl_flags!(
@@ -42,295 +59,408 @@ impl_flags!(
     }
 );
 
-/// The pages of an AUX area.
+/// What the core keeps for a PMU per AUX area (`aux_priv`), in front of what the driver keeps.
 ///
-/// The pages are not contiguous in memory, and user space reads them while they are written; so the
-/// area hands out no references. It is written through [`AuxOutput::write`].
+/// The core gives it to whatever PMU has an event with the ring, and user space can have events of
+/// several PMUs share one. So it says whose it is.
+#[repr(C)]
+pub(super) struct Area {
+    /// The registration that has set it up.
+    owner: u64,
+    /// The module that `drop` is in, of which this holds a reference: the area can outlive the PMU.
+    module: *mut module,
+    drop: unsafe fn(*mut Area),
+}
+
+/// An [`Area`] and what the driver keeps. Only [`Area::drop`] and [`AuxOutput::data`] know the type
+/// of the latter.
+#[repr(C)]
+struct Owned<T> {
+    area: Area,
+    data: T,
+}
+
+/// The number of the next registration.
+static NEXT_OWNER: Atomic<u64> = Atomic::new(1);
+
+/// A number that no other registration has, had, or will have.
+pub(super) fn new_owner() -> u64 {
+    NEXT_OWNER.fetch_add(1, Relaxed)
+}
+
+impl Area {
+    /// An area of the registration `owner`.
+    pub(super) fn new<T>(data: T, owner: u64, module: *mut module) -> Result<NonNull<Self>> {
+        unsafe fn drop_owned<T>(area: *mut Area) {
+            // SAFETY: The area is the first field of an `Owned<T>` in a box of its own.
+            drop(unsafe { KBox::from_raw(area.cast::<Owned<T>>()) });
+        }
+        let owned = KBox::new(
+            Owned {
+                area: Area {
+                    owner,
+                    module,
+                    drop: drop_owned::<T>,
+                },
+                data,
+            },
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The caller's code is in the module, which is alive. (A null module is built in.)
+        unsafe { bindings::__module_get(module) };
+        // SAFETY: A box is not null.
+        Ok(unsafe { NonNull::new_unchecked(KBox::into_raw(owned)) }.cast())
+    }
+}
+
+/// `pmu::free_aux` of all PMUs. Not generic, so that there is one, in the kernel: by it an [`Area`]
+/// is told from what other code keeps, and it returns to the kernel when the driver's module may
+/// have gone.
+///
+/// # Safety
+///
+/// To be called by the perf core, once, with what `setup_aux` has returned.
+#[inline(never)]
+pub(super) unsafe extern "C" fn free_aux(aux: *mut c_void) {
+    let area: *mut Area = aux.cast();
+    // SAFETY: By the safety requirements. The module's code is there until its reference is given
+    // back.
+    unsafe {
+        let module = (*area).module;
+        ((*area).drop)(area);
+        bindings::module_put(module);
+    }
+}
+
+/// The AUX transaction of an event, which may be open.
 ///
 /// # Invariants
 ///
-/// `pages` points to an array of `nr_pages` kernel addresses of whole pages, valid until the PMU's
-/// `free_aux` callback returns. `nr_pages` is a power of two.
-#[derive(Clone, Copy)]
-pub struct AuxArea {
-    pages: NonNull<*mut c_void>,
-    nr_pages: usize,
+/// While `area` is not null, `perf_aux_output_begin()` has filled in `handle` and
+/// `perf_aux_output_end()` was not called since. `area` is the `aux_priv` of the handle's buffer,
+/// and an [`Area`] of the registration `owner`, which is that of the event's PMU. `pages` points to
+/// an array of addresses of whole pages, of which there are `mask + 1` bytes, a power of two; they
+/// are those of the buffer's AUX area. While it is null, `limit` is `head`.
+pub(super) struct Transaction {
+    handle: bindings::perf_output_handle,
+    owner: u64,
+    area: *mut Area,
+    pages: *mut *mut c_void,
+    /// The size of the AUX area, less one.
+    mask: u64,
+    overwrite: bool,
+    /// Where the next byte goes, and where the first one of this transaction went.
+    head: u64,
+    begin: u64,
+    /// The head up to which there is room.
+    limit: u64,
+    /// The head at which user space wants to know.
+    wakeup: u64,
 }
 
-// SAFETY: An `AuxArea` names memory that belongs to no CPU and no task.
-unsafe impl Send for AuxArea {}
-// SAFETY: `&AuxArea` only offers the size.
-unsafe impl Sync for AuxArea {}
+// SAFETY: The handle points to objects that it keeps alive itself. The abstraction uses it only on
+// the CPU that the event is on.
+unsafe impl Send for Transaction {}
 
-impl AuxArea {
-    /// # Safety
-    ///
-    /// `pages` must be valid for reads of `nr_pages` pointers to pages, until `free_aux` returns.
-    pub(super) unsafe fn new(pages: *mut *mut c_void, nr_pages: usize) -> Result<Self> {
-        // The perf core only maps AUX areas whose size is a power of two.
-        if !nr_pages.is_power_of_two() {
-            return Err(EINVAL);
+impl Transaction {
+    pub(super) fn closed(owner: u64) -> Self {
+        // INVARIANT: `area` is null, and `head` and `limit` are equal.
+        Self {
+            handle: pin_init::zeroed(),
+            owner,
+            area: ptr::null_mut(),
+            pages: ptr::null_mut(),
+            mask: 0,
+            overwrite: false,
+            head: 0,
+            begin: 0,
+            limit: 0,
+            wakeup: 0,
         }
-        // INVARIANT: By the safety requirements of this function and the check above.
-        Ok(Self {
-            pages: NonNull::new(pages).ok_or(EINVAL)?,
-            nr_pages,
-        })
     }
 
-    /// The size in bytes, a power of two.
-    #[inline]
-    pub fn size(&self) -> u64 {
-        self.nr_pages as u64 * PAGE_SIZE as u64
+    #[inline(always)]
+    pub(super) fn is_open(&self) -> bool {
+        !self.area.is_null()
     }
 
-    /// Copies `bytes` to the place `at`, counted round the area.
+    /// Opens a transaction on the AUX area of `event` (its parent's, when it is inherited). Returns
+    /// whether there is one: there is none without an AUX area of this PMU, when that is being
+    /// unmapped, or when it is full. In the last case the core has disabled the event and woken up
+    /// its owner.
+    ///
+    /// Not generic, so that it is compiled into the kernel, to which `struct perf_buffer` is
+    /// private.
     ///
     /// # Safety
     ///
-    /// The caller must be the only writer of the area, and the area's `free_aux` must not have been
-    /// called.
-    #[inline(always)]
-    unsafe fn write(&self, at: u64, bytes: &[u8]) {
-        let place = (at & (self.size() - 1)) as usize;
-        let offset = place & (PAGE_SIZE - 1);
-        if bytes.len() > PAGE_SIZE - offset {
-            // SAFETY: As for this call.
-            unsafe { self.write_apart(at, bytes) };
+    /// `event` must be valid and on this CPU, with interrupts off, and the transaction closed.
+    /// `owner` must be the registration of its PMU.
+    #[inline(never)]
+    pub(super) unsafe fn open(&mut self, event: *mut bindings::perf_event) -> bool {
+        // SAFETY: The event is valid. If the pointer returned is not null, the handle keeps its
+        // buffer alive, and with it the AUX area.
+        let (area, rb) = unsafe {
+            let area: *mut Area = bindings::perf_aux_output_begin(&mut self.handle, event).cast();
+            if area.is_null() {
+                return false;
+            }
+            (area, self.handle.rb)
+        };
+        // SAFETY: The buffer is valid while the handle is open.
+        let (free, pages, nr_pages, overwrite) = unsafe {
+            (
+                (*rb).free_aux,
+                (*rb).aux_pages,
+                (*rb).aux_nr_pages as u64,
+                (*rb).aux_overwrite != 0,
+            )
+        };
+        let ours = free.is_some_and(|free| ptr::fn_addr_eq(free, free_aux as unsafe extern "C" fn(*mut c_void)))
+            // SAFETY: What this function frees is an `Area`.
+            && unsafe { (*area).owner } == self.owner;
+        if !ours {
+            // SAFETY: The transaction was opened just now.
+            unsafe { bindings::perf_aux_output_end(&mut self.handle, 0) };
+            return false;
+        }
+        // SAFETY: An AUX handle uses the `head` variant of the union.
+        let head = (unsafe { self.handle.__bindgen_anon_2.head }) as u64;
+        // INVARIANT: The transaction is open, and the area is this registration's, as seen above.
+        // The core has as many pages as it says, and only maps powers of two.
+        self.area = area;
+        self.pages = pages;
+        self.mask = (nr_pages * PAGE_SIZE as u64).wrapping_sub(1);
+        self.overwrite = overwrite;
+        self.head = head;
+        self.begin = head;
+        (self.limit, self.wakeup) = if overwrite {
+            (u64::MAX, u64::MAX)
+        } else {
+            let room = self.handle.size as u64;
+            (head.saturating_add(room), self.handle.wakeup as u64)
+        };
+        true
+    }
+
+    /// Closes the transaction, if it is open, and tells readers of what was written.
+    #[inline(never)]
+    pub(super) fn close(&mut self) {
+        if !self.is_open() {
             return;
         }
-        // SAFETY: `place` is less than the size of the area, so its page number is less than
-        // `nr_pages`, and the array is valid by the type invariants. The bytes from `offset` on are
-        // inside of the page, which is valid for writes until `free_aux`, and which nobody else
-        // writes, by the safety requirements of this function.
-        unsafe {
-            let page = *self.pages.as_ptr().add(place / PAGE_SIZE);
-            let to = page.cast::<u8>().add(offset);
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        let size = if self.overwrite {
+            self.handle.__bindgen_anon_2.head = (self.head & self.mask) as usize;
+            0
+        } else {
+            self.head.wrapping_sub(self.begin) as usize
+        };
+        // Readers who see the new head must see the bytes before it. The core leaves that to the
+        // PMU.
+        smp_mb(Write);
+        // INVARIANT: The transaction is closed below, and has no room.
+        self.area = ptr::null_mut();
+        self.limit = self.head;
+        // SAFETY: The handle is open by the type invariants.
+        unsafe { bindings::perf_aux_output_end(&mut self.handle, size) };
+    }
+
+    /// Tells user space what there is, and finds out what it has read. Returns whether there is
+    /// room for `size` bytes then; if not, the trace is truncated and the transaction closed.
+    #[inline(never)]
+    fn renew(&mut self, size: u64) -> bool {
+        if !self.is_open() {
+            return false;
         }
+        let event = self.handle.event;
+        self.close();
+        // SAFETY: The event is on this CPU, or there would not have been a transaction; so it is
+        // valid, and it is still of the same PMU. The transaction is closed.
+        if !unsafe { self.open(event) } {
+            return false;
+        }
+        if self.limit.wrapping_sub(self.head) < size {
+            self.flag(AuxFlag::Truncated.into());
+            self.close();
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    fn flag(&mut self, flags: AuxFlags) {
+        if self.is_open() {
+            // SAFETY: The handle is open by the type invariants.
+            unsafe {
+                bindings::perf_aux_output_flag(&mut self.handle, u64::from(u32::from(flags)))
+            };
+        }
+    }
+
+    /// Appends `bytes` if there is room for all of them.
+    #[inline(always)]
+    fn put(&mut self, bytes: &[u8]) -> bool {
+        let len = bytes.len() as u64;
+        if self.limit.wrapping_sub(self.head) < len {
+            self.flag(AuxFlag::Truncated.into());
+            return false;
+        }
+        let place = (self.head & self.mask) as usize;
+        let offset = place & (PAGE_SIZE - 1);
+        if bytes.len() > PAGE_SIZE - offset {
+            self.put_apart(bytes);
+            return true;
+        }
+        // SAFETY: There is room, so the transaction is open. `place` is less than the size of the
+        // area, so that its page is one of `pages`; the bytes from `offset` on are inside of it.
+        // Nobody else writes them: the core lets one transaction be open at a time per buffer.
+        unsafe {
+            let page = *self.pages.add(place / PAGE_SIZE);
+            let to = page.cast::<u8>().add(offset);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        self.head = self.head.wrapping_add(len);
+        true
     }
 
     /// The same for what does not fit into one page. Apart, so that what does fit is a store or two
     /// where its length is known.
-    ///
-    /// # Safety
-    ///
-    /// That of [`write`](Self::write).
     #[inline(never)]
-    unsafe fn write_apart(&self, mut at: u64, mut bytes: &[u8]) {
+    fn put_apart(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let room = PAGE_SIZE - (at as usize & (PAGE_SIZE - 1));
+            let room = PAGE_SIZE - (self.head as usize & (PAGE_SIZE - 1));
             let (now, later) = bytes.split_at_checked(room).unwrap_or((bytes, &[]));
-            // SAFETY: As for this call.
-            unsafe { self.write(at, now) };
-            at = at.wrapping_add(now.len() as u64);
+            self.put(now);
             bytes = later;
         }
     }
-}
 
-/// An open AUX transaction: the right to write the AUX area of an event.
-///
-/// Ending it publishes what was written. A transaction that is dropped is ended with nothing
-/// written. In snapshot mode a transaction starts anywhere in the area, and its end says where.
-///
-/// The transaction belongs to the CPU that opened it: keep it in a [`CpuLocal`](super::CpuLocal),
-/// and end it from [`Stop::Update`](super::Stop::Update) and [`Pmu::del`].
-///
-/// # Invariants
-///
-/// `perf_aux_output_begin()` has filled in `handle`, and `perf_aux_output_end()` was not called
-/// since. `area` is the AUX area of the handle's buffer.
-pub struct AuxOutput<P: Pmu> {
-    handle: bindings::perf_output_handle,
-    area: AuxArea,
-    overwrite: bool,
-    _pmu: PhantomData<P>,
-}
-
-// SAFETY: The handle points to objects that it keeps alive itself. That it is used on one CPU only
-// is a matter of the driver's logic that the core checks; no memory safety depends on it.
-unsafe impl<P: Pmu> Send for AuxOutput<P> {}
-
-/// Opens a transaction. Not generic, so that it is compiled into the kernel, to which `struct
-/// perf_buffer` is private.
-///
-/// # Safety
-///
-/// `event` must be valid.
-#[inline(never)]
-unsafe fn begin(
-    handle: &mut bindings::perf_output_handle,
-    event: *mut bindings::perf_event,
-) -> Option<(AuxArea, bool)> {
-    // SAFETY: `handle` is there to be filled in, and the event is valid. If the pointer returned is
-    // not null (`setup_aux` never gives the core a null pointer), the handle keeps its buffer
-    // alive, and with it the AUX area.
-    unsafe {
-        if bindings::perf_aux_output_begin(handle, event).is_null() {
-            return None;
-        }
-        let rb = handle.rb;
-        // INVARIANT: As `AuxArea::new`; the core has checked the size.
-        let area = NonNull::new((*rb).aux_pages).map(|pages| AuxArea {
-            pages,
-            nr_pages: (*rb).aux_nr_pages as usize,
-        });
-        match area {
-            Some(area) => Some((area, (*rb).aux_overwrite != 0)),
-            None => {
-                bindings::perf_aux_output_end(handle, 0);
-                None
-            }
-        }
-    }
-}
-
-impl<P: Pmu> AuxOutput<P> {
-    /// Opens a transaction on the AUX area of `event` (its parent's, when it is inherited).
-    ///
-    /// Returns [`None`] when there is no AUX area, when it is being unmapped, or when it is full;
-    /// in the last case the core has disabled the event and woken up its owner.
-    #[inline]
-    pub fn begin(event: &Event<P>, _cx: &NmiLike<'_>) -> Option<Self> {
-        let mut handle = pin_init::zeroed();
-        // SAFETY: The event is valid.
-        let (area, overwrite) = unsafe { begin(&mut handle, event.as_raw()) }?;
-        // INVARIANT: The transaction was opened just now.
-        Some(Self {
-            handle,
-            area,
-            overwrite,
-            _pmu: PhantomData,
-        })
-    }
-
-    /// What [`Pmu::setup_aux`] returned for this area.
-    #[inline]
-    pub fn aux(&self) -> <P::Aux as ForeignOwnable>::Borrowed<'_> {
-        // SAFETY: The handle is open by the type invariants, so the event is set and the pointer is
-        // the one that `setup_aux` gave, which is not freed before the transaction ends.
-        unsafe { P::Aux::borrow(bindings::perf_get_aux((&raw const self.handle).cast_mut())) }
-    }
-
-    /// Where the transaction starts. In snapshot mode an offset in the area, else a running count
-    /// of bytes.
-    #[inline]
-    pub fn head(&self) -> u64 {
-        // SAFETY: An AUX handle uses the `head` variant of the union.
-        (unsafe { self.handle.__bindgen_anon_2.head }) as u64
-    }
-
-    /// In full-trace mode, how many bytes may be written; in snapshot mode, 0.
-    #[inline]
-    pub fn space(&self) -> u64 {
-        self.handle.size as u64
-    }
-
-    /// In full-trace mode, the running count of bytes at which user space wants to be woken up.
-    #[inline]
-    pub fn wakeup(&self) -> u64 {
-        self.handle.wakeup as u64
-    }
-
-    /// Whether user space mapped the area read-only.
-    #[inline]
-    pub fn overwrite(&self) -> bool {
-        self.overwrite
-    }
-
-    /// The AUX area.
-    #[inline]
-    pub fn area(&self) -> &AuxArea {
-        &self.area
-    }
-
-    /// Adds something to say about this transaction.
-    #[inline]
-    pub fn flag(&mut self, flags: AuxFlags) {
-        // SAFETY: The handle is open by the type invariants.
-        unsafe { bindings::perf_aux_output_flag(&mut self.handle, u64::from(u32::from(flags))) };
-    }
-
-    /// Leaves out the next `size` bytes.
-    ///
-    /// # Errors
-    ///
-    /// `ENOSPC` if there are fewer.
-    #[inline]
-    pub fn skip(&mut self, size: usize) -> Result {
-        // SAFETY: The handle is open by the type invariants.
-        crate::error::to_result(unsafe { bindings::perf_aux_output_skip(&mut self.handle, size) })
-    }
-
-    /// Copies `bytes` into the area from `at` on, going round at its end.
-    ///
-    /// In full-trace mode the bytes must be among the [`space`](Self::space) from
-    /// [`head`](Self::head) on. Readers are told of them when the transaction ends.
     #[inline(always)]
-    pub fn write(&mut self, at: u64, bytes: &[u8]) {
-        // SAFETY: The transaction is open: the core lets one exist at a time per buffer, and does
-        // not free the AUX area before it has ended.
-        unsafe { self.area.write(at, bytes) };
-    }
-
-    /// Ends the transaction.
-    ///
-    /// `size` is how many bytes were written, and `head` where the trace ends now. The core uses
-    /// the former in full-trace mode and the latter, as an offset in the area, in snapshot mode.
-    #[inline]
-    pub fn end(self, size: u64, head: u64) {
-        ManuallyDrop::new(self).close(size, head);
-    }
-
-    /// Ends the transaction and opens another for the same event, which has the room that user
-    /// space has made in the meantime.
-    ///
-    /// When that fails, the event counts as stopped.
-    pub fn renew(self, size: u64, head: u64, _cx: &NmiLike<'_>) -> Option<Self> {
-        let event = self.handle.event;
-        self.end(size, head);
-
-        let mut handle = pin_init::zeroed();
-        // SAFETY: The event is on this CPU, or there would not have been a transaction; so it is
-        // valid until the CPU has taken it off, which it can't while this code runs.
-        match unsafe { begin(&mut handle, event) } {
-            // INVARIANT: The transaction was opened just now.
-            Some((area, overwrite)) => Some(Self {
-                handle,
-                area,
-                overwrite,
-                _pmu: PhantomData,
-            }),
-            None => {
-                // SAFETY: As above; an `AuxOutput<P>` is only opened for an `Event<P>`.
-                unsafe { Event::<P>::from_raw(event) }.halt();
-                None
-            }
-        }
-    }
-
-    #[inline]
-    fn close(&mut self, size: u64, head: u64) {
-        let size = if self.overwrite {
-            self.handle.__bindgen_anon_2.head = (head & (self.area.size() - 1)) as usize;
-            0
-        } else {
-            size as usize
-        };
-        // SAFETY: The handle is open by the type invariants; the callers do not use it any more.
-        unsafe { bindings::perf_aux_output_end(&mut self.handle, size) };
-    }
-
-    #[inline]
     pub(super) fn as_raw(&mut self) -> *mut bindings::perf_output_handle {
         &mut self.handle
     }
 }
 
-impl<P: Pmu> Drop for AuxOutput<P> {
-    fn drop(&mut self) {
-        // In snapshot mode the position stays where the core said it was.
-        self.close(0, self.head());
+/// The open AUX transaction of an event, lent to a driver: where the next byte of the trace goes,
+/// and how much room there is.
+///
+/// A driver calls [`reserve`](Self::reserve) for the most that it is about to write, and then
+/// [`put`](Self::put). That is all there is to both ways in which user space can map an AUX area:
+///
+/// ```text
+///     snapshot mode (mapped read-only)          full trace (mapped writable)
+///
+///       there always is room; what is             room ends where user space has read up to;
+///       written goes round the area               reserve() wakes it up when it wants to know,
+///                                                 takes over what it has read meanwhile, and if
+///                                                 there is no room even then, ends the trace and
+///                                                 has the core disable the event (TRUNCATED)
+/// ```
+///
+/// # Invariants
+///
+/// The transaction is that of an event of a `Registration<P>`, and was open when this was made.
+pub struct AuxOutput<'a, P: Pmu> {
+    transaction: &'a mut Transaction,
+    _pmu: PhantomData<P>,
+}
+
+impl<'a, P: Pmu> AuxOutput<'a, P> {
+    /// [`None`] if the transaction is not open.
+    #[inline(always)]
+    pub(super) fn new(transaction: &'a mut Transaction) -> Option<Self> {
+        if !transaction.is_open() {
+            return None;
+        }
+        // INVARIANT: By those of `Transaction`, which is one of an event of a `Registration<P>`.
+        Some(Self {
+            transaction,
+            _pmu: PhantomData,
+        })
+    }
+
+    /// What [`Pmu::setup_aux`] has returned for this area. [`None`] after [`reserve`](Self::reserve)
+    /// has ended the trace.
+    #[inline(always)]
+    pub fn data(&self) -> Option<&P::Aux> {
+        let owned = self.transaction.area.cast::<Owned<P::Aux>>();
+        // SAFETY: While the transaction is open, the core keeps the area. It is one that a
+        // `Registration<P>` has set up, with a `P::Aux`.
+        self.transaction.is_open().then(|| unsafe { &(*owned).data })
+    }
+
+    /// The size of the AUX area in bytes, a power of two.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.transaction.mask.wrapping_add(1)
+    }
+
+    /// Whether user space has mapped the area read-only: snapshot mode.
+    #[inline]
+    pub fn overwrite(&self) -> bool {
+        self.transaction.overwrite
+    }
+
+    /// Where the next byte goes. In snapshot mode that is an offset that counts on beyond the size
+    /// of the area, else a running count of all bytes.
+    #[inline(always)]
+    pub fn head(&self) -> u64 {
+        self.transaction.head
+    }
+
+    /// How many bytes can be put without asking user space: in snapshot mode any number.
+    #[inline]
+    pub fn room(&self) -> u64 {
+        self.transaction.limit.wrapping_sub(self.transaction.head)
+    }
+
+    /// Makes sure that there is room for `size` bytes, and that user space is woken up when it
+    /// wants to be. If there is no room, the trace is truncated and the transaction over: the
+    /// answer is `false`, the event counts as stopped, and it is up to the driver to stop the unit.
+    #[inline(always)]
+    pub fn reserve(&mut self, size: u64, _cx: &NmiLike<'_>) -> bool {
+        let transaction = &mut *self.transaction;
+        if transaction.head < transaction.wakeup
+            && transaction.limit.wrapping_sub(transaction.head) >= size
+        {
+            return true;
+        }
+        self.renew(size)
+    }
+
+    #[inline(never)]
+    fn renew(&mut self, size: u64) -> bool {
+        let event = self.transaction.handle.event;
+        if !self.transaction.is_open() {
+            return false;
+        }
+        if self.transaction.renew(size) {
+            return true;
+        }
+        // SAFETY: The event is on this CPU, or there would not have been a transaction.
+        unsafe { OnCpu::<P>::from_raw(event) }.set_hw_state(super::registration::CLOSED);
+        false
+    }
+
+    /// Appends `bytes`. If there is no room for all of them, none is written, the trace is marked as
+    /// truncated, and the answer is `false`. With what was [reserved](Self::reserve) that does not
+    /// happen.
+    ///
+    /// Readers are told of them when the transaction ends, or at [`reserve`](Self::reserve).
+    #[inline(always)]
+    pub fn put(&mut self, bytes: &[u8]) -> bool {
+        self.transaction.put(bytes)
+    }
+
+    /// Adds something to say about this transaction. ([`AuxFlag::Truncated`] has the core disable
+    /// the event.)
+    #[inline]
+    pub fn flag(&mut self, flags: AuxFlags) {
+        self.transaction.flag(flags);
+    }
+
+    #[inline(always)]
+    pub(super) fn as_raw(&mut self) -> *mut bindings::perf_output_handle {
+        self.transaction.as_raw()
     }
 }

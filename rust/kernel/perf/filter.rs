@@ -9,7 +9,7 @@
 //! name a range of an object file. Where that is in the memory of a task, the core finds out
 //! whenever something is mapped there, and after `exec` and `fork`; each time it stops the event
 //! and starts it again. So a PMU takes the addresses when it opens an AUX transaction
-//! ([`Event::address_ranges`]), and they hold for as long as the transaction.
+//! ([`OnCpu::address_ranges`]), and they hold for as long as the transaction.
 //!
 //! ```text
 //!   ioctl ──▶ validate_filters(what user space wants) ──▶ stop(Update), start(Run)
@@ -17,16 +17,19 @@
 //!   mmap, exec ─────────────────────────────────────────▶ stop(Update), start(Run)
 //!                                                                           │
 //!   fork ───────────────────────────────────────────────▶ add               ▼
-//!                                                         Event::address_ranges(where that is)
+//!                                                         OnCpu::address_ranges(where that is)
 //! ```
 
 use super::{
     bindings,
-    Event,
-    IrqsOff,
+    event::Private,
+    OnCpu,
     Pmu, //
 };
-use crate::prelude::*;
+use crate::{
+    nmi::IrqsOff,
+    prelude::*, //
+};
 use core::{
     cell::Cell,
     marker::PhantomData, //
@@ -89,7 +92,7 @@ impl AddressFilters<'_> {
     pub fn iter(&self) -> impl Iterator<Item = AddressFilter> + '_ {
         // SAFETY: By the type invariants.
         unsafe { entries(self.0) }.map(|filter| {
-            // SAFETY: `filter` is an entry of the list.
+            // SAFETY: `filter` is an entry of the list, which does not change.
             let filter = unsafe { &*filter };
             AddressFilter {
                 action: FilterAction::from_raw(filter.action),
@@ -131,128 +134,114 @@ pub struct AddressRange {
     pub addresses: Option<(u64, u64)>,
 }
 
-/// The ranges of an event's filters, as the core had them when the event was last started. That is
-/// what the core lets a PMU keep in `hw.addr_filters`.
-struct Synced {
+/// The ranges of an event's filters, as the core had them when the event was last started.
+///
+/// Only the CPU that does the event gets at them, with interrupts off and outside of NMIs.
+pub(super) struct Synced {
     ranges: KVec<Cell<AddressRange>>,
     /// How many of them there are.
     len: Cell<usize>,
 }
 
+// SAFETY: The cells are only reached from the CPU that does the event, with interrupts off and
+// outside of NMIs.
+unsafe impl Sync for Synced {}
+
 impl Synced {
+    /// Room for the ranges of as many as `max` filters.
+    pub(super) fn new(max: usize) -> Result<Self> {
+        let mut ranges = KVec::with_capacity(max, GFP_KERNEL)?;
+        for _ in 0..max {
+            let nowhere = AddressRange {
+                action: FilterAction::Filter,
+                addresses: None,
+            };
+            ranges.push(Cell::new(nowhere), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            ranges,
+            len: Cell::new(0),
+        })
+    }
+
     #[inline]
     fn iter(&self) -> impl Iterator<Item = AddressRange> + '_ {
         self.ranges.iter().take(self.len.get()).map(Cell::get)
     }
-}
 
-/// Makes room for the ranges of as many as `max` filters, which goes with the event.
-///
-/// # Safety
-///
-/// `event` must be an event that is being created, by a PMU that does nothing else with
-/// `hw.addr_filters` and `destroy`.
-pub(super) unsafe fn init(event: *mut bindings::perf_event, max: usize) -> Result {
-    let mut ranges = KVec::with_capacity(max, GFP_KERNEL)?;
-    for _ in 0..max {
-        let nowhere = AddressRange {
-            action: FilterAction::Filter,
-            addresses: None,
-        };
-        ranges.push(Cell::new(nowhere), GFP_KERNEL)?;
+    /// Takes over where the filters of a list are, which the core has found out.
+    ///
+    /// # Safety
+    ///
+    /// `head` must be the head of a list of `struct perf_addr_filter`, which must not change
+    /// meanwhile, and `ranges` an array with a range for each that there is room for.
+    unsafe fn take(
+        &self,
+        head: *mut bindings::list_head,
+        ranges: *const bindings::perf_addr_filter_range,
+    ) {
+        let mut len = 0;
+        // SAFETY: By the safety requirements.
+        for (index, filter) in unsafe { entries(head) }.enumerate() {
+            let Some(slot) = self.ranges.get(index) else {
+                break;
+            };
+            // SAFETY: The entry is one of the list, and there are as many ranges as slots.
+            let (filter, range) = unsafe { (&*filter, &*ranges.add(index)) };
+            let start = range.start as u64;
+            let in_file = !filter.path.dentry.is_null();
+            slot.set(AddressRange {
+                action: FilterAction::from_raw(filter.action),
+                addresses: if in_file && start == 0 {
+                    None
+                } else {
+                    let last = (range.size as u64).saturating_sub(1);
+                    Some((start, start.saturating_add(last)))
+                },
+            });
+            len = index.wrapping_add(1);
+        }
+        self.len.set(len);
     }
-    let len = Cell::new(0);
-    let synced = KBox::new(Synced { ranges, len }, GFP_KERNEL)?;
-    // SAFETY: Nobody else knows the event yet.
-    unsafe {
-        (*event).hw.addr_filters = KBox::into_raw(synced).cast();
-        (*event).destroy = Some(destroy);
-    }
-    Ok(())
 }
 
-/// # Safety
-///
-/// To be called by the perf core, once, with an event for which [`init`] has succeeded and that
-/// nobody uses any more.
-unsafe extern "C" fn destroy(event: *mut bindings::perf_event) {
-    // SAFETY: The pointer is the one that `init` has stored.
-    drop(unsafe { KBox::from_raw((*event).hw.addr_filters.cast::<Synced>()) });
-}
-
-/// # Safety
-///
-/// `event` must be valid.
-#[inline]
-unsafe fn synced<'a>(event: *mut bindings::perf_event) -> Option<&'a Synced> {
-    // SAFETY: The pointer is null or the one that `init` has stored, which is valid for as long as
-    // the event.
-    unsafe { (*event).hw.addr_filters.cast::<Synced>().as_ref() }
-}
-
-/// Takes over where the filters are now.
+/// Takes over where the filters of `event` are now.
 ///
 /// # Safety
 ///
 /// To be called by [`perf_event_addr_filters_sync()`](bindings::perf_event_addr_filters_sync),
-/// which has locked the list of filters, on the CPU that does `event`.
-pub(super) unsafe extern "C" fn sync(event: *mut bindings::perf_event) {
-    // SAFETY: The event is valid. Only the CPU that does it gets here, with interrupts off, and
-    // nobody holds a reference into a `Cell`.
-    let Some(synced) = (unsafe { synced(event) }) else {
-        return;
-    };
-    // SAFETY: As above; an inherited event has the list of its parent, which it keeps alive.
-    let (head, ranges) = unsafe {
+/// which has locked the list of filters, on the CPU that does `event`, which is one of `P`.
+pub(super) unsafe extern "C" fn sync<P: Pmu>(event: *mut bindings::perf_event) {
+    // SAFETY: The event is valid; an inherited one has the list of its parent, which it keeps
+    // alive. The list is locked by the caller. The core has as many ranges as the PMU takes
+    // filters, for which there is room.
+    unsafe {
         let parent = (*event).parent;
         let owner = if parent.is_null() { event } else { parent };
-        (
+        let private = (*event).pmu_private.cast::<Private<P>>();
+        (*private).ranges.take(
             &raw mut (*owner).addr_filters.list,
             (*event).addr_filter_ranges,
-        )
-    };
-    let mut len = 0;
-    // SAFETY: The list is locked by the caller.
-    for (index, filter) in unsafe { entries(head) }.enumerate() {
-        let Some(slot) = synced.ranges.get(index) else {
-            break;
-        };
-        // SAFETY: The entry is valid while the list is locked, and the core has as many ranges as
-        // the PMU takes filters, which `index` is less than.
-        let (filter, range) = unsafe { (&*filter, &*ranges.add(index)) };
-        let start = range.start as u64;
-        let in_file = !filter.path.dentry.is_null();
-        slot.set(AddressRange {
-            action: FilterAction::from_raw(filter.action),
-            addresses: if in_file && start == 0 {
-                None
-            } else {
-                let last = (range.size as u64).saturating_sub(1);
-                Some((start, start.saturating_add(last)))
-            },
-        });
-        len = index.wrapping_add(1);
+        );
     }
-    synced.len.set(len);
 }
 
-impl<P: Pmu> Event<P> {
+impl<P: Pmu> OnCpu<P> {
     /// Where the event's address filters are in the memory of the task that runs, at most
     /// [`Pmu::ADDRESS_FILTERS`] ranges.
     ///
-    /// To be asked when an AUX transaction is opened: the core has the event started again when the
+    /// To be asked when the event is started: the core has it stopped and started again when the
     /// answer has changed.
     pub fn address_ranges(
         &self,
         _cx: &IrqsOff<'_>,
     ) -> impl Iterator<Item = AddressRange> + use<'_, P> {
-        // SAFETY: The event is valid. Interrupts are off and this is no NMI, as the lock wants it
-        // that the function takes.
-        let synced = unsafe {
-            bindings::perf_event_addr_filters_sync(self.as_raw());
-            synced(self.as_raw())
-        };
-        synced.into_iter().flat_map(Synced::iter)
+        if P::ADDRESS_FILTERS != 0 {
+            // SAFETY: The event is valid. Interrupts are off and this is no NMI, as the lock wants
+            // it that the function takes.
+            unsafe { bindings::perf_event_addr_filters_sync(self.as_raw()) };
+        }
+        self.private().ranges.iter()
     }
 }
 
@@ -356,31 +345,17 @@ mod tests {
                 size: 1,
             },
         ];
-        let event = KBox::<bindings::perf_event>::new_uninit(GFP_KERNEL)?;
-        let event = KBox::into_raw(event).cast::<bindings::perf_event>();
-        // SAFETY: The memory is the event's; all zeros are a value of it. Nobody else knows it.
-        unsafe {
-            event.write_bytes(0, 1);
-            let [one, two] = &mut list.filters;
-            let head = &raw mut (*event).addr_filters.list;
-            List::link(head, &[&raw mut one.entry, &raw mut two.entry]);
-            (*event).addr_filter_ranges = ranges.as_mut_ptr();
-        }
+        let [one, two] = &mut list.filters;
+        let ends = [&raw mut one.entry, &raw mut two.entry];
+        let head = &raw mut list.head;
+        List::link(head, &ends);
 
+        let synced = Synced::new(max)?;
+        // SAFETY: The list stays as it is, and has as many ranges as filters.
+        unsafe { synced.take(head, ranges.as_mut_ptr()) };
         let mut got = KVec::new();
-        // SAFETY: The event is being made, and has the list.
-        let synced = unsafe {
-            init(event, max)?;
-            sync(event);
-            synced(event)
-        };
-        for range in synced.iter().flat_map(|synced| synced.iter()) {
+        for range in synced.iter() {
             got.push(range, GFP_KERNEL)?;
-        }
-        // SAFETY: The event is not used any more.
-        unsafe {
-            destroy(event);
-            drop(KBox::from_raw(event));
         }
         Ok(got)
     }

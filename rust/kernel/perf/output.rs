@@ -5,10 +5,12 @@
 use super::{
     bindings,
     AuxOutput,
-    NmiLike,
     Pmu, //
 };
-use crate::prelude::*;
+use crate::{
+    nmi::NmiLike,
+    prelude::*, //
+};
 use core::marker::PhantomData;
 
 /// The `data` of a sample's AUX field, of a size that the core has fixed.
@@ -129,22 +131,25 @@ impl<'a> SampleOutput<'a> {
         Ok(())
     }
 
-    /// Appends the `size` bytes of the AUX area that end at `to`.
-    ///
-    /// `to` counts round the area, so it may be an offset or a running count.
+    /// Appends the last `size` bytes of the trace.
     ///
     /// # Errors
     ///
     /// `ENOSPC`, with nothing written, if `size` is more than there is room for or than the area
-    /// has. `EFAULT` if the data buffer took only some of the bytes.
+    /// has. `EBUSY`, with nothing written, if the area belongs to its reader, as in full-trace
+    /// mode. `EFAULT` if the data buffer took only some of the bytes.
     #[inline]
-    pub fn copy_aux<P: Pmu>(&mut self, aux: &mut AuxOutput<P>, size: usize, to: u64) -> Result {
-        if size > self.left || size as u64 > aux.area().size() {
+    pub fn copy_aux<P: Pmu>(&mut self, aux: &mut AuxOutput<'_, P>, size: usize) -> Result {
+        if !aux.overwrite() {
+            return Err(EBUSY);
+        }
+        if size > self.left || size as u64 > aux.size() {
             return Err(ENOSPC);
         }
         if size == 0 {
             return Ok(());
         }
+        let to = aux.head();
         let from = to.wrapping_sub(size as u64);
         let copied = output_copy_aux(aux.as_raw(), self.handle, from as usize, to as usize);
         // INVARIANT: As many bytes fewer may follow as were copied now.

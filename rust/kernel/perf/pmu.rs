@@ -1,34 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The PMU trait, its C table, and registration.
+//! What a driver says of its PMU, and its callbacks.
 
 use super::{
     bindings,
-    filter,
-    sysfs::Groups,
     AddressFilters,
     AttributeGroup,
-    AuxArea,
+    Attr,
+    Current,
     Event,
-    IrqsOff,
-    NmiLike,
+    Field,
+    OnCpu,
     SampleOutput, //
 };
 use crate::{
-    error::{
-        from_result,
-        to_result,
-        VTABLE_DEFAULT_ERROR, //
-    },
+    error::VTABLE_DEFAULT_ERROR,
     impl_flags,
-    module::this_module,
+    nmi::{
+        IrqsOff,
+        NmiLike, //
+    },
     prelude::*,
-    types::{
-        ForeignOwnable,
-        Opaque, //
-    }, //
+    sync::Arc,
+    time::Delta, //
 };
-use core::marker::PhantomData;
 
 impl_flags!(
     /// What a PMU can and can not do (`PERF_PMU_CAP_*`).
@@ -44,7 +39,7 @@ impl_flags!(
         /// The AUX area has to be contiguous in memory.
         AuxNoScatterGather = bindings::PERF_PMU_CAP_AUX_NO_SG,
 
-        /// One event at a time in a context.
+        /// One event at a time in a context. See [`Current`] for one at a time on a CPU.
         Exclusive = bindings::PERF_PMU_CAP_EXCLUSIVE,
 
         /// An instruction trace: the core says where it begins (`PERF_RECORD_ITRACE_START`).
@@ -57,7 +52,7 @@ impl_flags!(
         AuxPreferLarge = bindings::PERF_PMU_CAP_AUX_PREFER_LARGE,
 
         /// Other events of the group can pause and resume the trace ([`Stop::Pause`],
-        /// [`Start::Resume`], [`Event::aux_paused`]).
+        /// [`Start::Resume`], [`OnCpu::aux_paused`]).
         AuxPause = bindings::PERF_PMU_CAP_AUX_PAUSE,
     }
 );
@@ -74,27 +69,64 @@ impl Capabilities {
     }
 }
 
-/// How a PMU is to start.
+/// Which events of a PMU there can be, and which the core can have on a CPU at once
+/// (`task_ctx_nr`, `scope`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// Events of tasks and of CPUs, of which any number can count at once (`perf_sw_context`).
+    Software,
+    /// Events of tasks and of CPUs that share limited hardware (`perf_hw_context`): if
+    /// [`Pmu::add`] finds no room for one, the core has them take turns.
+    Hardware,
+    /// Events of CPUs only, which need no particular CPU, but one of each such part of the machine
+    /// (`perf_invalid_context`; "uncore"). The core shows in `cpumask` on which CPUs tools should
+    /// open them, and moves them when that CPU goes offline. They take no samples.
+    Uncore(Scope),
+}
+
+/// What the CPUs have in common that an [uncore](Context::Uncore) PMU belongs to
+/// (`enum perf_pmu_scope`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Scope {
+    /// The threads of a core.
+    Core = bindings::perf_pmu_scope_PERF_PMU_SCOPE_CORE,
+    /// A die.
+    Die = bindings::perf_pmu_scope_PERF_PMU_SCOPE_DIE,
+    /// A cluster of cores.
+    Cluster = bindings::perf_pmu_scope_PERF_PMU_SCOPE_CLUSTER,
+    /// A package.
+    Package = bindings::perf_pmu_scope_PERF_PMU_SCOPE_PKG,
+    /// The machine.
+    System = bindings::perf_pmu_scope_PERF_PMU_SCOPE_SYS_WIDE,
+}
+
+/// How a PMU is to start (`PERF_EF_*`).
 pub enum Start<'a> {
-    /// The event runs from now on. If an AUX transaction is open it goes on, else one is begun.
-    /// While [`Event::aux_paused`] says so, nothing is to be traced all the same.
+    /// The event runs from now on. If the PMU has an AUX area, a transaction is open: one that was
+    /// opened just now, or, behind a [`Stop::Keep`], the one from before.
     Run(&'a IrqsOff<'a>),
-    /// Another event of the group resumes the trace. Only a matter for an event that runs: one that
-    /// is stopped finds out when it starts. Needs [`Capability::AuxPause`].
+    /// Inside of [`OnCpu::overflow`], behind a [`Stop::Keep`]: the period may have changed.
+    ///
+    /// Comes in whatever context `overflow` was called in.
+    Restart(&'a NmiLike<'a>),
+    /// Another event of the group resumes the trace (`PERF_EF_RESUME`). Only for an event that
+    /// runs. Needs [`Capability::AuxPause`].
     ///
     /// May interrupt the other callbacks, also in the middle.
     Resume(&'a NmiLike<'a>),
 }
 
-/// How a PMU is to stop.
+/// How a PMU is to stop (`PERF_EF_*`).
 pub enum Stop<'a> {
-    /// The AUX transaction must be closed when the callback returns.
+    /// The event is stopped and its count brought up to date (`PERF_EF_UPDATE`). The AUX
+    /// transaction is closed when the callback has returned; what is held back has to be put now.
     Update(&'a IrqsOff<'a>),
-    /// The event is throttled: it will probably be started again soon. An AUX transaction in
-    /// snapshot mode stays open, so that samples can still be taken.
+    /// The event is throttled, or its period changes: it will probably be started again soon. The
+    /// AUX transaction stays open, so that samples can still be taken.
     Keep(&'a NmiLike<'a>),
-    /// Another event of the group pauses the trace. The event goes on running, and an AUX
-    /// transaction stays open. Needs [`Capability::AuxPause`].
+    /// Another event of the group pauses the trace (`PERF_EF_PAUSE`). The event goes on running,
+    /// and the AUX transaction stays open. Needs [`Capability::AuxPause`].
     ///
     /// May interrupt the other callbacks, also in the middle.
     Pause(&'a NmiLike<'a>),
@@ -102,92 +134,153 @@ pub enum Stop<'a> {
 
 /// A performance monitoring unit.
 ///
-/// The implementing type is the driver's own state; the callbacks of all its events share it.
+/// The implementing type is the driver's own state; the callbacks of all its events share it. Only
+/// [`event_init`](Self::event_init) must be there; a PMU has the other callbacks that it needs:
+///
+/// | PMU | callbacks |
+/// |---|---|
+/// | counts | [`read`](Self::read), or [`Event::add_count`] from wherever it counts |
+/// | takes samples | [`OnCpu::overflow`] from an interrupt or from [`timer`](Self::timer) |
+/// | has limited hardware | [`add`](Self::add), [`del`](Self::del) |
+/// | has to be switched on and off | [`start`](Self::start), [`stop`](Self::stop) |
+/// | has an AUX area | [`setup_aux`](Self::setup_aux), [`snapshot_aux`](Self::snapshot_aux) |
 ///
 /// # Examples
 ///
-/// A PMU that counts nothing, for any task that wants to:
+/// A PMU that counts nanoseconds, for any task that wants to:
 ///
 /// ```
-/// use kernel::{perf, prelude::*};
+/// use kernel::{
+///     nmi::NmiLike,
+///     perf::{self, Field, Word},
+///     prelude::*,
+///     time::{Instant, Monotonic}, //
+/// };
 ///
-/// struct Nothing;
+/// /// Counts from when it was made.
+/// struct Nanoseconds(Instant<Monotonic>);
 ///
 /// #[vtable]
-/// impl perf::Pmu for Nothing {
-///     type Aux = KBox<()>;
+/// impl perf::Pmu for Nanoseconds {
+///     type Data = ();
+///     type State = ();
+///     type Aux = ();
 ///
-///     const CAPABILITIES: perf::Capabilities = perf::Capabilities::none();
-///     const GROUPS: &'static [perf::AttributeGroup] = &[perf::AttributeGroup {
-///         name: c"format",
-///         attributes: &[perf::Attribute::new(c"nothing", c"config:0")],
-///     }];
+///     const FORMAT: &'static [Field] = &[Field::new(c"event", Word::Config, 0, 7).at_most(0)];
+///     const CAPABILITIES: perf::Capabilities =
+///         perf::Capabilities::none().with(perf::Capability::NoInterrupt);
 ///
-///     fn event_init(&self, event: &perf::Event<Self>) -> Result {
-///         if event.config() & !1 != 0 {
-///             return Err(EINVAL);
-///         }
-///         Ok(())
+///     fn event_init(&self, _: &perf::Attr<'_>) -> Result<((), ())> {
+///         Ok(((), ()))
 ///     }
 ///
-///     fn add(&self, _: &perf::Event<Self>, _start: bool, _: &perf::IrqsOff<'_>) -> Result {
-///         Ok(())
+///     fn read(&self, _: &perf::Event<Self>, _: &NmiLike<'_>) -> u64 {
+///         self.0.elapsed().as_nanos() as u64
 ///     }
-///
-///     fn del(&self, _: &perf::Event<Self>, _: &perf::IrqsOff<'_>) {}
-///     fn start(&self, _: &perf::Event<Self>, _: perf::Start<'_>) {}
-///     fn stop(&self, _: &perf::Event<Self>, _: perf::Stop<'_>) {}
 /// }
 ///
-/// let pmu = KBox::pin_init(perf::Registration::new(c"rust_doctest", Nothing), GFP_KERNEL)?;
+/// let register = || {
+///     let driver = Nanoseconds(Instant::now());
+///     KBox::pin_init(perf::Registration::new(c"rust_doctest", driver), GFP_KERNEL)
+/// };
+/// let pmu = register()?;
+/// // A name is taken once.
+/// assert_eq!(register().err(), Some(EEXIST));
 /// drop(pmu);
 /// # Ok::<(), Error>(())
 /// ```
+///
+/// A PMU with an AUX area is in `samples/rust/rust_pmu_pattern.rs`.
 #[vtable]
 pub trait Pmu: Sized + Send + Sync + 'static {
+    /// What the driver keeps per event and does not change: its configuration, say.
+    type Data: Send + Sync;
+
+    /// What the driver keeps per event and changes while the event is on a CPU. See
+    /// [`OnCpu::with_state`].
+    type State: Send;
+
     /// What the driver keeps per AUX area.
-    type Aux: ForeignOwnable + Send + Sync;
+    type Aux: Send + Sync + 'static;
 
     /// What the unit can and can not do.
-    const CAPABILITIES: Capabilities;
+    const CAPABILITIES: Capabilities = Capabilities::none();
 
-    /// Its sysfs directories.
-    const GROUPS: &'static [AttributeGroup];
+    /// Which events there can be.
+    const CONTEXT: Context = Context::Software;
+
+    /// The fields of an event's configuration. All that is in no field must be 0.
+    const FORMAT: &'static [Field] = &[];
+
+    /// Its sysfs directories besides `format`.
+    const GROUPS: &'static [AttributeGroup<Self>] = &[];
+
+    /// The width of what [`read`](Self::read) returns, in bits: 1 to 64.
+    const COUNTER_BITS: u32 = 64;
 
     /// How many address filters an event can have (`nr_addr_filters` in sysfs). A PMU that can't
     /// filter by address has none, and no [`validate_filters`](Self::validate_filters).
     const ADDRESS_FILTERS: u32 = 0;
 
-    /// Is `event` one that this PMU can do?
+    /// For a PMU that does one event per CPU at a time: where it keeps which. Asked for once, when
+    /// the PMU is registered.
+    fn current(&self) -> Option<Arc<Current<Self>>> {
+        None
+    }
+
+    /// Is this an event that the PMU can do? Makes what the driver keeps for it, which is dropped
+    /// with it.
     ///
-    /// Called from `perf_event_open(2)`, and when a task that is observed forks.
+    /// Called from `perf_event_open(2)`, and when a task that is observed forks. May sleep.
     ///
     /// # Errors
     ///
     /// `EINVAL` if it makes no sense, `EOPNOTSUPP` if it does but can't be done, `EACCES` if the
     /// caller may not.
-    fn event_init(&self, event: &Event<Self>) -> Result;
+    fn event_init(&self, attr: &Attr<'_>) -> Result<(Self::Data, Self::State)>;
 
-    /// Puts `event` on this CPU, and starts it if `start` says so.
+    /// Puts `event` on this CPU. It is [started](Self::start) separately.
     ///
     /// # Errors
     ///
     /// `EBUSY` if the unit is taken.
-    fn add(&self, event: &Event<Self>, start: bool, cx: &IrqsOff<'_>) -> Result;
+    fn add(&self, _event: &OnCpu<Self>, _cx: &IrqsOff<'_>) -> Result {
+        Ok(())
+    }
 
-    /// Takes `event` off this CPU; stops it as [`Stop::Update`] does.
-    fn del(&self, event: &Event<Self>, cx: &IrqsOff<'_>);
+    /// Takes `event` off this CPU. It was [stopped](Stop::Update) before, unless it never ran.
+    fn del(&self, _event: &OnCpu<Self>, _cx: &IrqsOff<'_>) {}
 
     /// Starts `event`, which is on this CPU.
-    fn start(&self, event: &Event<Self>, how: Start<'_>);
+    fn start(&self, _event: &OnCpu<Self>, _how: Start<'_>) {}
 
-    /// Stops `event`, which is on this CPU.
-    fn stop(&self, event: &Event<Self>, how: Stop<'_>);
+    /// Stops `event`, which is on this CPU. Only called for one that runs, but for a
+    /// [`Stop::Update`] behind a [`Stop::Keep`].
+    fn stop(&self, _event: &OnCpu<Self>, _how: Stop<'_>) {}
+
+    /// The value of the counter behind `event`: how many have been counted, from anywhere on. The
+    /// abstraction adds the differences to the event's count.
+    ///
+    /// It is read from [`start`](Self::start) on until behind [`stop`](Self::stop), on the event's
+    /// CPU, or on any CPU of the same [`Scope`]. May interrupt the other callbacks, also in the
+    /// middle.
+    fn read(&self, _event: &Event<Self>, _cx: &NmiLike<'_>) -> u64 {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// The event's [timer](OnCpu::start_timer) has come. Returns how long it is until it comes
+    /// again, if it does.
+    ///
+    /// Called in a hardware interrupt on the event's CPU, while the event runs.
+    fn timer(&self, _event: &OnCpu<Self>, _cx: &IrqsOff<'_>) -> Option<Delta> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
 
     /// Can this PMU do these address filters, which are no more than [`Self::ADDRESS_FILTERS`]?
+    /// (`addr_filters_validate`)
     ///
     /// Called from `ioctl(2)`, before an event gets them. Where they are in memory,
-    /// [`Event::address_ranges`] tells later.
+    /// [`OnCpu::address_ranges`] tells later.
     ///
     /// # Errors
     ///
@@ -196,324 +289,25 @@ pub trait Pmu: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Prepares for an AUX area that was just allocated.
+    /// Prepares for an AUX area of `size` bytes, a power of two, that was just allocated.
     ///
     /// `overwrite` says that user space maps the area read-only, that is, snapshot mode. The area
     /// is zeroed. What is returned is dropped when the last mapping is gone and no transaction is
-    /// open.
+    /// open; that can be after the registration. May sleep. The event may be on another CPU
+    /// meanwhile.
     ///
     /// # Errors
     ///
     /// User space sees `ENOMEM` whatever the error is; the C interface has no room for another.
-    fn setup_aux(
-        &self,
-        _event: &Event<Self>,
-        _area: AuxArea,
-        _overwrite: bool,
-    ) -> Result<Self::Aux> {
+    fn setup_aux(&self, _event: &Event<Self>, _size: u64, _overwrite: bool) -> Result<Self::Aux> {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Writes the last `out.left()` bytes of the AUX area into a sample, without changing the state
-    /// of `event`.
+    /// Writes the last `out.left()` bytes of the AUX area into a sample, without changing what the
+    /// event does.
     ///
     /// May interrupt the other callbacks, also in the middle. What is not written is zeroed.
-    fn snapshot_aux(&self, _event: &Event<Self>, _out: &mut SampleOutput<'_>, _cx: &NmiLike<'_>) {
+    fn snapshot_aux(&self, _event: &OnCpu<Self>, _out: &mut SampleOutput<'_>, _cx: &NmiLike<'_>) {
         build_error!(VTABLE_DEFAULT_ERROR)
-    }
-}
-
-/// A PMU that the perf core knows.
-///
-/// The module that implements `T` can not be unloaded while an event of the PMU, or a mapping of
-/// one, exists.
-///
-/// # Invariants
-///
-/// `pmu` is registered, and its callbacks are those of `VTable<T>`.
-#[pin_data(PinnedDrop)]
-pub struct Registration<T: Pmu> {
-    #[pin]
-    pmu: Opaque<bindings::pmu>,
-    groups: Groups,
-    driver: T,
-}
-
-// SAFETY: `perf_pmu_unregister()` may be called from any thread that may sleep.
-unsafe impl<T: Pmu> Send for Registration<T> {}
-// SAFETY: `&Registration` offers the driver, which is `Sync`.
-unsafe impl<T: Pmu> Sync for Registration<T> {}
-
-/// Whether no PMU can be called `name`, because there is a device of that name.
-///
-/// The driver core would find out too, but it considers that a bug, and says so in the log.
-///
-/// A module's init function that fails with `EEXIST` fails with `EBUSY` in the end, since the
-/// former says that the module is loaded. So a module that lets its user choose the name asks this
-/// first, to say what is wrong.
-#[inline(never)]
-pub fn name_is_taken(name: &CStr) -> bool {
-    // SAFETY: The platform bus and `/sys/devices`, where it and PMUs are, exist from boot on. The
-    // reference that the lookup takes is given back.
-    unsafe {
-        let devices = (*bindings::platform_bus.kobj.kset).kobj.sd;
-        let node = bindings::kernfs_find_and_get_ns(devices, name.as_char_ptr(), core::ptr::null());
-        let found = !node.is_null();
-        bindings::kernfs_put(node);
-        found
-    }
-}
-
-impl<T: Pmu> Registration<T> {
-    /// Registers a PMU called `name`, with a type number of the core's choice.
-    ///
-    /// # Errors
-    ///
-    /// `EEXIST` if a device of that name exists. May sleep.
-    pub fn new(name: &'static CStr, driver: T) -> impl PinInit<Self, Error> {
-        try_pin_init!(&this in Self {
-            groups: Groups::new(T::GROUPS)?,
-            driver: driver,
-            pmu <- Opaque::try_ffi_init(move |slot: *mut bindings::pmu| {
-                if name_is_taken(name) {
-                    return Err(EEXIST);
-                }
-                // SAFETY: `groups` was initialized above; nothing else refers to it yet.
-                let groups = unsafe { (*this.as_ptr()).groups.as_ptr() };
-                // SAFETY: The initializer may write to the slot.
-                unsafe { slot.write(VTable::<T>::build(groups)) };
-                // SAFETY: The table is complete, its callbacks find `driver` initialized, and it
-                // stays in place until `drop` unregisters it.
-                // INVARIANT: If this returns `Ok`, the PMU is registered.
-                to_result(unsafe { bindings::perf_pmu_register(slot, name.as_char_ptr(), -1) })
-            }),
-        }? Error)
-    }
-
-    /// The driver's state.
-    pub fn driver(&self) -> &T {
-        &self.driver
-    }
-
-    /// # Safety
-    ///
-    /// `event` must be a valid event whose `pmu` is registered by a `Registration<T>`.
-    #[inline]
-    unsafe fn driver_of<'a>(event: *mut bindings::perf_event) -> &'a T {
-        // SAFETY: By the safety requirements `pmu` is the field of a `Registration<T>`. The module
-        // reference that an event holds keeps the registration alive.
-        unsafe {
-            let pmu = Opaque::cast_from((*event).pmu.cast_const());
-            &(*crate::container_of!(pmu, Registration<T>, pmu)).driver
-        }
-    }
-}
-
-#[pinned_drop]
-impl<T: Pmu> PinnedDrop for Registration<T> {
-    fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The PMU is registered by the type invariants. Events that still exist are taken
-        // off by this call; it does not fail for a PMU without `event_unmapped`.
-        unsafe { bindings::perf_pmu_unregister(self.pmu.get()) };
-    }
-}
-
-/// The callbacks of a PMU, as the C side calls them.
-struct VTable<T: Pmu>(PhantomData<T>);
-
-impl<T: Pmu> VTable<T> {
-    fn build(groups: *mut *const bindings::attribute_group) -> bindings::pmu {
-        let mut pmu: bindings::pmu = pin_init::zeroed();
-        pmu.module = this_module::<T::OwnerModule>().as_ptr();
-        pmu.attr_groups = groups;
-        pmu.capabilities = u32::from(T::CAPABILITIES) as c_int;
-        pmu.task_ctx_nr = bindings::perf_event_task_context_perf_sw_context;
-        pmu.event_init = Some(Self::event_init);
-        pmu.add = Some(Self::add);
-        pmu.del = Some(Self::del);
-        pmu.start = Some(Self::start);
-        pmu.stop = Some(Self::stop);
-        pmu.read = Some(Self::read);
-        if T::HAS_SETUP_AUX {
-            pmu.setup_aux = Some(Self::setup_aux);
-            pmu.free_aux = Some(Self::free_aux);
-        }
-        if T::HAS_SNAPSHOT_AUX {
-            pmu.snapshot_aux = Some(Self::snapshot_aux);
-        }
-        if T::ADDRESS_FILTERS != 0 {
-            pmu.nr_addr_filters = T::ADDRESS_FILTERS;
-            pmu.addr_filters_validate = Some(Self::validate_filters);
-            pmu.addr_filters_sync = Some(filter::sync);
-        }
-        pmu
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with an event that is being created.
-    unsafe extern "C" fn event_init(event: *mut bindings::perf_event) -> c_int {
-        // SAFETY: The event is valid, and `pmu` was set before the call.
-        let other = unsafe { (*event).attr.type_ != (*(*event).pmu).type_ as u32 };
-        if other {
-            // The core asks every PMU about an event of a type that nobody registered.
-            return ENOENT.to_errno();
-        }
-        from_result(|| {
-            // SAFETY: The core calls this for events of this PMU.
-            let driver = unsafe { Registration::<T>::driver_of(event) };
-            // SAFETY: As above.
-            driver.event_init(unsafe { Event::from_raw(event) })?;
-            if T::ADDRESS_FILTERS != 0 {
-                // SAFETY: The event is being created, and this is the only code here that uses
-                // these fields.
-                unsafe { filter::init(event, T::ADDRESS_FILTERS as usize)? };
-            }
-            Ok(0)
-        })
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with interrupts off, on the CPU that is to do `event`.
-    unsafe extern "C" fn add(event: *mut bindings::perf_event, flags: c_int) -> c_int {
-        from_result(|| {
-            // SAFETY: The core calls `add` with interrupts off, for an initialized event of this
-            // PMU, and never from an NMI.
-            let (cx, driver, event) = unsafe {
-                (
-                    IrqsOff::new(),
-                    Registration::<T>::driver_of(event),
-                    Event::from_raw(event),
-                )
-            };
-            let start = flags & bindings::PERF_EF_START as c_int != 0;
-            driver.add(event, start, &cx)?;
-            Ok(0)
-        })
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with interrupts off, on the CPU that does `event`.
-    unsafe extern "C" fn del(event: *mut bindings::perf_event, _flags: c_int) {
-        // SAFETY: As in `add`.
-        let (cx, driver, event) = unsafe {
-            (
-                IrqsOff::new(),
-                Registration::<T>::driver_of(event),
-                Event::from_raw(event),
-            )
-        };
-        driver.del(event, &cx);
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with interrupts off, on the CPU that does `event`.
-    unsafe extern "C" fn start(event: *mut bindings::perf_event, flags: c_int) {
-        // SAFETY: The core calls this for an initialized event of this PMU.
-        let (driver, event) =
-            unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
-        if flags & bindings::PERF_EF_RESUME as c_int != 0 {
-            // SAFETY: `perf_event_aux_pause()` has switched interrupts off, and may be in an NMI.
-            driver.start(event, Start::Resume(&unsafe { NmiLike::new() }));
-        } else {
-            // SAFETY: The core starts events from the scheduler, from interrupts and from IPIs.
-            driver.start(event, Start::Run(&unsafe { IrqsOff::new() }));
-        }
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with interrupts off, on the CPU that does `event`.
-    unsafe extern "C" fn stop(event: *mut bindings::perf_event, flags: c_int) {
-        // SAFETY: The core calls this for an initialized event of this PMU.
-        let (driver, event) =
-            unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
-        if flags & bindings::PERF_EF_PAUSE as c_int != 0 {
-            // SAFETY: As in `start`.
-            driver.stop(event, Stop::Pause(&unsafe { NmiLike::new() }));
-        } else if flags & bindings::PERF_EF_UPDATE as c_int != 0 {
-            // SAFETY: The core updates counts from the scheduler, from interrupts and from IPIs.
-            driver.stop(event, Stop::Update(&unsafe { IrqsOff::new() }));
-        } else {
-            // SAFETY: Interrupts are off; a sibling that overflows in an NMI throttles its group.
-            driver.stop(event, Stop::Keep(&unsafe { NmiLike::new() }));
-        }
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core.
-    unsafe extern "C" fn read(_event: *mut bindings::perf_event) {
-        // A PMU with an AUX area counts nothing.
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with a list of `struct perf_addr_filter` that nobody else
-    /// uses.
-    unsafe extern "C" fn validate_filters(filters: *mut bindings::list_head) -> c_int {
-        from_result(|| {
-            // SAFETY: By the safety requirements.
-            let filters = unsafe { AddressFilters::new(filters) };
-            // The core has room for so many ranges, and leaves it to the PMU to count.
-            if filters.iter().count() > T::ADDRESS_FILTERS as usize {
-                return Err(EOPNOTSUPP);
-            }
-            T::validate_filters(&filters)?;
-            Ok(0)
-        })
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, when user space maps an AUX area of `nr_pages` pages.
-    unsafe extern "C" fn setup_aux(
-        event: *mut bindings::perf_event,
-        pages: *mut *mut c_void,
-        nr_pages: c_int,
-        overwrite: bool,
-    ) -> *mut c_void {
-        let aux = || -> Result<T::Aux> {
-            // SAFETY: The core passes an array that it keeps until it has called `free_aux`.
-            let area = unsafe { AuxArea::new(pages, usize::try_from(nr_pages)?)? };
-            // SAFETY: The core calls this for an initialized event of this PMU.
-            let (driver, event) =
-                unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
-            driver.setup_aux(event, area, overwrite)
-        };
-        aux().map_or(core::ptr::null_mut(), T::Aux::into_foreign)
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with what [`Self::setup_aux`] returned, once.
-    unsafe extern "C" fn free_aux(aux: *mut c_void) {
-        // SAFETY: By the safety requirements.
-        drop(unsafe { T::Aux::from_foreign(aux) });
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the perf core, with interrupts off, on the CPU that does `event`, with an
-    /// open output that has `size` bytes left for the sample.
-    unsafe extern "C" fn snapshot_aux(
-        event: *mut bindings::perf_event,
-        handle: *mut bindings::perf_output_handle,
-        size: usize,
-    ) -> c_long {
-        // SAFETY: `perf_pmu_snapshot_aux()` has switched interrupts off.
-        let cx = unsafe { NmiLike::new() };
-        // SAFETY: The core calls this for an initialized event of this PMU.
-        let (driver, event) =
-            unsafe { (Registration::<T>::driver_of(event), Event::from_raw(event)) };
-        // SAFETY: By the safety requirements.
-        let mut out = unsafe { SampleOutput::new(handle, size, &cx) };
-        driver.snapshot_aux(event, &mut out, &cx);
-        out.finish();
-        // All of it was written: trace, then zeros.
-        size as c_long
     }
 }

@@ -57,18 +57,16 @@ use self::{
         Mark,
         Output, //
     },
-    guard::{
-        InSampling,
-        IrqsSaved, //
-    },
+    guard::InSampling,
     size::Want, //
 };
-use super::{
-    bindings,
-    NmiLike, //
-};
+use super::bindings;
 use crate::{
     cpu::CpuId,
+    nmi::{
+        irqs_off,
+        NmiLike, //
+    },
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -260,8 +258,7 @@ unsafe extern "C" fn perf_aux_rust_output(
 
     let mut copied = 0;
     if let Some(sampler) = sampler {
-        let irqs = IrqsSaved::save();
-        copied = sampler.snapshot(&mut out, size, &irqs.token());
+        copied = irqs_off(|cx| sampler.snapshot(&mut out, size, cx));
     }
     if copied < size {
         fill(out, mark, copied, size);

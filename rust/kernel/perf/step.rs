@@ -47,23 +47,20 @@
 //!   is mended, and so is the image that `pushf` writes.
 //! - TF that is set without `TIF_FORCED_TF` is the program's own, and its trap is left to it. So is
 //!   the trap of a debugger's step, and of an instruction that a uprobe executes out of line.
-//! - A trap that `TIF_FORCED_TF` marks as a stepper's is swallowed even when no stepper is armed.
-//!   The notifier that does so is never unregistered, hence no task is ever left with a TF that
-//!   nobody answers for.
+//! - A trap that `TIF_FORCED_TF` marks as a stepper's is swallowed even where none is armed. The
+//!   notifier that does so comes with the first event and goes with the last, when no task has such
+//!   a TF: those that run were disarmed, and the others lost it when they were switched out.
 
-use super::{
-    bindings,
-    context::barrier,
-    CpuLocal,
-    IrqsOff,
-    NmiLike, //
-};
+use super::bindings;
 use crate::{
-    cpu::{
-        nr_cpu_ids,
-        CpuId, //
-    },
     error::to_result,
+    new_mutex,
+    nmi::{
+        CpuLocal,
+        IrqsOff,
+        NmiCell,
+        NmiLike, //
+    },
     prelude::*,
     sync::{
         atomic::{
@@ -74,7 +71,8 @@ use crate::{
             },
             Atomic, //
         },
-        Arc, //
+        Arc,
+        Mutex, //
     },
     types::Opaque, //
 };
@@ -137,9 +135,9 @@ pub enum Interest {
     /// Every step but those instructions that surely were no branch: [`Kind::Other`] after which
     /// the flow went on at most [`Insn::MAX_LEN`] bytes ahead. They are most of what programs do.
     ///
-    /// The next step after [`Stepper::catch_up`] is told in any case.
+    /// The next step after [`Stepping::catch_up`] is told in any case.
     Branches,
-    /// None: the CPU is paused (see [`Stepper::pause`]).
+    /// None: the CPU is paused (see [`Stepping::pause`]).
     Nothing,
 }
 
@@ -192,12 +190,13 @@ enum Stage {
 
 /// What the stepper knows on one CPU.
 struct Cpu {
-    notifier: Opaque<bindings::user_return_notifier>,
+    /// The [`PerCpu::notifier`].
+    notifier: *mut bindings::user_return_notifier,
     registered: bool,
     last: Option<Position>,
     /// Every step is to be reported.
     all: bool,
-    /// The instruction whose trap is being handled was retired by [`Stepper::catch_up`] already.
+    /// The instruction whose trap is being handled was retired by [`Stepping::catch_up`] already.
     early: Option<Insn>,
 }
 
@@ -205,20 +204,68 @@ struct Cpu {
 // pointer is never dereferenced.
 unsafe impl Send for Cpu {}
 
+/// What there is for one CPU.
+struct PerCpu {
+    notifier: Opaque<bindings::user_return_notifier>,
+    paused: Atomic<bool>,
+    cpu: NmiCell<Cpu>,
+}
+
+// SAFETY: The notifier is only used on the CPU it belongs to.
+unsafe impl Send for PerCpu {}
+// SAFETY: As above; the rest is `Sync`.
+unsafe impl Sync for PerCpu {}
+
+/// What there is for all CPUs.
+struct Cpus(CpuLocal<PerCpu>);
+
+impl Cpus {
+    fn new() -> Result<Self> {
+        Ok(Self(CpuLocal::new(|_| {
+            let mut notifier: bindings::user_return_notifier = pin_init::zeroed();
+            notifier.on_user_return = Some(on_user_return);
+            Ok(PerCpu {
+                notifier: Opaque::new(notifier),
+                paused: Atomic::new(false),
+                cpu: NmiCell::new(Cpu {
+                    notifier: core::ptr::null_mut(),
+                    registered: false,
+                    last: None,
+                    all: true,
+                    early: None,
+                }),
+            })
+        })?))
+    }
+
+    /// Calls `f` with what the stepper knows on this CPU, unless this has interrupted code that is
+    /// at it.
+    #[inline(always)]
+    fn with<R>(&self, cx: &NmiLike<'_>, f: impl FnOnce(&mut Cpu) -> R) -> Option<R> {
+        self.0.get(cx)?.cpu.with(f)
+    }
+}
+
 /// Steps the tasks of the CPUs on which it is armed.
 ///
-/// There is one at a time.
+/// There is one at a time. It costs nothing until somebody [uses](Stepper::enable) it.
 ///
 /// # Invariants
 ///
-/// `ACTIVE` points to `shared` while the stepper exists.
+/// `ACTIVE` points to `shared` while the stepper exists. While there are users, the notifiers and
+/// probes are registered.
+#[pin_data(PinnedDrop)]
 pub struct Stepper {
     shared: KBox<Shared>,
+    #[pin]
+    users: Mutex<usize>,
 }
 
+/// The right to step, which goes with an event that is to be stepped.
+pub struct Stepping(Arc<Stepper>);
+
 struct Shared {
-    cpus: CpuLocal<Cpu>,
-    paused: KVVec<Atomic<bool>>,
+    cpus: Cpus,
     handler: Arc<dyn Handler>,
 }
 
@@ -227,9 +274,6 @@ static ACTIVE: Atomic<*mut Shared> = Atomic::new(core::ptr::null_mut());
 
 /// Keeps a second stepper out while the first is being made or unmade.
 static TAKEN: Atomic<bool> = Atomic::new(false);
-
-/// Whether the die notifier is registered. It stays so, except in a module.
-static NOTIFYING: Atomic<bool> = Atomic::new(false);
 
 /// A `notifier_block` that the C side links into its chain.
 struct DieNotifier(Opaque<bindings::notifier_block>);
@@ -246,68 +290,119 @@ static DIE_NOTIFIER: DieNotifier = DieNotifier(Opaque::new(bindings::notifier_bl
 }));
 
 impl Stepper {
-    /// Makes a stepper that reports to `handler`. It steps nothing until it is armed.
-    ///
-    /// May sleep.
+    /// Makes a stepper that reports to `handler`.
     ///
     /// # Errors
     ///
     /// `EBUSY` if there is one.
     #[inline(never)]
-    pub fn new(handler: Arc<dyn Handler>) -> Result<Self> {
-        let mut paused = KVVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL)?;
-        for _ in 0..nr_cpu_ids() {
-            paused.push(Atomic::new(false), GFP_KERNEL)?;
-        }
-        let cpus = CpuLocal::new(|_| {
-            let mut notifier: bindings::user_return_notifier = pin_init::zeroed();
-            notifier.on_user_return = Some(on_user_return);
-            Ok(Cpu {
-                notifier: Opaque::new(notifier),
-                registered: false,
-                last: None,
-                all: true,
-                early: None,
-            })
-        })?;
-        let mut shared = KBox::new(
-            Shared {
-                cpus,
-                paused,
-                handler,
-            },
+    pub fn new(handler: Arc<dyn Handler>) -> Result<Arc<Self>> {
+        let cpus = Cpus::new()?;
+        let shared = KBox::new(Shared { cpus, handler }, GFP_KERNEL)?;
+        let taken = Taken::take()?;
+        let stepper = Arc::pin_init(
+            pin_init!(Self {
+                shared,
+                users <- new_mutex!(0),
+            }),
             GFP_KERNEL,
         )?;
+        // Its drop gives it back.
+        core::mem::forget(taken);
+        ACTIVE.store((&raw const *stepper.shared).cast_mut(), Release);
+        // INVARIANT: `ACTIVE` was set just now.
+        Ok(stepper)
+    }
 
+    /// Gets ready to step: an event that is to be stepped exists from now on, until what is
+    /// returned is dropped. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    #[inline(never)]
+    pub fn enable(self: &Arc<Self>) -> Result<Stepping> {
+        let mut users = self.users.lock();
+        if *users == 0 {
+            // SAFETY: The notifier block is static and not registered: there is one stepper, and
+            // its lock is held.
+            to_result(unsafe { bindings::register_die_notifier(DIE_NOTIFIER.0.get()) })?;
+            task::Probes::register().inspect_err(|_| {
+                // SAFETY: It was registered just now. This may sleep.
+                unsafe { bindings::unregister_die_notifier(DIE_NOTIFIER.0.get()) };
+            })?;
+        }
+        // INVARIANT: The notifiers and probes are registered.
+        *users += 1;
+        Ok(Stepping(self.clone()))
+    }
+}
+
+/// The right to make a stepper.
+struct Taken;
+
+impl Taken {
+    fn take() -> Result<Self> {
         if TAKEN.xchg(true, Acquire) {
             return Err(EBUSY);
         }
-        if !NOTIFYING.load(Relaxed) {
-            // SAFETY: The notifier block is static and not registered yet: `TAKEN` lets one caller
-            // at a time get here.
-            to_result(unsafe { bindings::register_die_notifier(DIE_NOTIFIER.0.get()) })
-                .inspect_err(|_| TAKEN.store(false, Release))?;
-            NOTIFYING.store(true, Relaxed);
-        }
-        // The probes do without a stepper until there is one.
-        task::Probes::register().inspect_err(|_| TAKEN.store(false, Release))?;
-        ACTIVE.store(&raw mut *shared, Release);
-        // INVARIANT: `ACTIVE` was set just now.
-        Ok(Self { shared })
+        Ok(Self)
     }
+}
 
+impl Drop for Taken {
+    fn drop(&mut self) {
+        TAKEN.store(false, Release);
+    }
+}
+
+impl Drop for Stepping {
+    #[inline(never)]
+    fn drop(&mut self) {
+        /// # Safety
+        ///
+        /// To be called on each CPU with interrupts off, with a valid [`Shared`].
+        unsafe extern "C" fn disarm(shared: *mut c_void) {
+            // SAFETY: By the safety requirements. Such calls come by interrupts, not by NMIs.
+            unsafe { (*shared.cast::<Shared>()).disarm(&IrqsOff::new()) };
+        }
+
+        let mut users = self.0.users.lock();
+        *users -= 1;
+        if *users > 0 {
+            return;
+        }
+        // The driver has disarmed it where its events were, if it is as it should be. What is
+        // behind this relies on it, so this does not.
+        let shared: *const Shared = &*self.0.shared;
+        // SAFETY: The call waits until all CPUs have done it. The order matters: no task may be
+        // stepped without the probes, nor be left with a trap flag without the die notifier.
+        unsafe {
+            bindings::on_each_cpu(Some(disarm), shared.cast_mut().cast(), 1);
+            task::Probes::unregister();
+            bindings::unregister_die_notifier(DIE_NOTIFIER.0.get());
+        }
+    }
+}
+
+impl Stepping {
     /// Begins to step the tasks of this CPU; the first event is an `Enter`.
     #[inline(never)]
     pub fn arm(&self, cx: &IrqsOff<'_>) {
-        self.shared.set_paused(false);
-        self.shared.cpus.with(cx, |cpu| {
+        self.set_paused(false, cx);
+        let Some(here) = self.0.shared.cpus.0.get(cx) else {
+            return;
+        };
+        here.cpu.with(|cpu| {
             if !cpu.registered {
+                cpu.notifier = here.notifier.get();
                 cpu.last = None;
                 cpu.all = true;
                 cpu.early = None;
                 // SAFETY: Interrupts are off, the notifier is not registered and stays in place for
-                // as long as the stepper exists, which is at least until `disarm`.
-                unsafe { bindings::user_return_notifier_register(cpu.notifier.get()) };
+                // as long as the stepper exists, which is at least until it is disarmed: whoever
+                // is the last to have a `Stepping` disarms it on all CPUs.
+                unsafe { bindings::user_return_notifier_register(cpu.notifier) };
                 cpu.registered = true;
             }
         });
@@ -316,24 +411,15 @@ impl Stepper {
     /// Steps no more on this CPU. The last event, if any, is a `Leave` or an `Exit`.
     #[inline(never)]
     pub fn disarm(&self, cx: &IrqsOff<'_>) {
-        let task = Task::current();
-        self.shared.cpus.with(cx, |cpu| {
-            if cpu.registered {
-                // SAFETY: Interrupts are off, and the notifier was registered on this CPU.
-                unsafe { bindings::user_return_notifier_unregister(cpu.notifier.get()) };
-                cpu.registered = false;
-                self.shared.finish(cpu, &task, cx);
-            }
-        });
-        task.clear_trap_flag();
+        self.0.shared.disarm(cx);
     }
 
-    /// Steps no more on this CPU until [`Stepper::arm`] or [`Stepper::resume`], which are cheap
-    /// then. What was going on ends with a `Leave` or an `Exit` when the task is about to go on in
-    /// user mode; then it runs at full speed.
+    /// Steps no more on this CPU until [`arm`](Self::arm) or [`resume`](Self::resume), which are
+    /// cheap then. What was going on ends with a `Leave` or an `Exit` when the task is about to go
+    /// on in user mode; then it runs at full speed.
     #[inline(never)]
-    pub fn pause(&self, _cx: &NmiLike<'_>) {
-        self.shared.set_paused(true);
+    pub fn pause(&self, cx: &NmiLike<'_>) {
+        self.set_paused(true, cx);
     }
 
     /// Ends a [`pause`](Self::pause). The first event is an `Enter`, unless the task was not in
@@ -341,23 +427,13 @@ impl Stepper {
     ///
     /// A task that an NMI interrupts in user mode goes on unstepped until it enters the kernel.
     #[inline(never)]
-    pub fn resume(&self, _cx: &NmiLike<'_>) {
-        self.shared.set_paused(false);
+    pub fn resume(&self, cx: &NmiLike<'_>) {
+        self.set_paused(false, cx);
     }
 
-    /// Pauses or resumes, as `paused` says, whose answer an NMI may change at any time and then
-    /// pause or resume by itself.
     #[inline]
-    pub fn pause_if(&self, paused: impl Fn() -> bool, _cx: &NmiLike<'_>) {
-        loop {
-            let now = paused();
-            self.shared.set_paused(now);
-            barrier();
-            // Else what the NMI did was undone just now.
-            if paused() == now {
-                return;
-            }
-        }
+    fn set_paused(&self, paused: bool, cx: &NmiLike<'_>) {
+        self.0.shared.set_paused(paused, cx);
     }
 
     /// Reports the instruction whose trap is just being handled, if the die notifier has not got to
@@ -371,8 +447,9 @@ impl Stepper {
     #[inline(never)]
     pub fn catch_up(&self, cx: &NmiLike<'_>) {
         let task = Task::current();
-        self.shared.cpus.with(cx, |cpu| {
-            self.shared.catch_up(cpu, &task, cx);
+        let shared = &self.0.shared;
+        shared.cpus.with(cx, |cpu| {
+            shared.catch_up(cpu, &task, cx);
             cpu.all = true;
         });
     }
@@ -392,23 +469,15 @@ pub fn bus_ratio() -> u8 {
     u8::try_from(unsafe { bindings::tsc_khz } / 100_000).unwrap_or(u8::MAX)
 }
 
-impl Drop for Stepper {
-    #[inline(never)]
-    fn drop(&mut self) {
-        task::Probes::unregister();
+#[pinned_drop]
+impl PinnedDrop for Stepper {
+    fn drop(self: Pin<&mut Self>) {
         ACTIVE.store(core::ptr::null_mut(), Release);
-        // Nothing may lead into a module that is gone. It can go, since no event exists any more:
-        // the last TF of the stepper was cleared when the last CPU was disarmed.
-        #[cfg(PERF_IN_MODULE)]
-        {
-            // SAFETY: It was registered when the stepper was made.
-            unsafe { bindings::unregister_die_notifier(DIE_NOTIFIER.0.get()) };
-            NOTIFYING.store(false, Relaxed);
-        }
-        // The die notifier reads `ACTIVE` under RCU.
+        // Nobody uses the stepper any more, so nothing but a probe that was unregistered and a die
+        // notifier that was read under RCU can still be at it.
         // SAFETY: This may sleep.
-        unsafe { bindings::synchronize_rcu() };
-        TAKEN.store(false, Release);
+        unsafe { bindings::tracepoint_synchronize_unregister() };
+        drop(Taken);
     }
 }
 
@@ -417,24 +486,35 @@ impl Shared {
     ///
     /// # Safety
     ///
-    /// To be called from the notifiers and probes, all of which `Stepper::drop` waits for.
+    /// To be called from the notifiers and probes, all of which the drop of `Stepper` waits for.
     unsafe fn active<'a>() -> Option<&'a Self> {
         // SAFETY: The pointer is null or valid, and `drop` waits for the caller before it frees.
         unsafe { ACTIVE.load(Acquire).as_ref() }
     }
 
-    fn paused(&self) -> Option<&Atomic<bool>> {
-        self.paused.get(CpuId::current().as_u32() as usize)
-    }
-
-    fn set_paused(&self, paused: bool) {
-        if let Some(flag) = self.paused() {
-            flag.store(paused, Relaxed);
+    fn set_paused(&self, paused: bool, cx: &NmiLike<'_>) {
+        if let Some(here) = self.cpus.0.get(cx) {
+            here.paused.store(paused, Relaxed);
         }
     }
 
-    fn is_paused(&self) -> bool {
-        self.paused().is_some_and(|flag| flag.load(Relaxed))
+    fn is_paused(&self, cx: &NmiLike<'_>) -> bool {
+        let here = self.cpus.0.get(cx);
+        here.is_some_and(|here| here.paused.load(Relaxed))
+    }
+
+    /// Steps no more on this CPU.
+    fn disarm(&self, cx: &IrqsOff<'_>) {
+        let task = Task::current();
+        self.cpus.with(cx, |cpu| {
+            if cpu.registered {
+                // SAFETY: Interrupts are off, and the notifier was registered on this CPU.
+                unsafe { bindings::user_return_notifier_unregister(cpu.notifier) };
+                cpu.registered = false;
+                self.finish(cpu, &task, cx);
+            }
+        });
+        task.clear_trap_flag();
     }
 
     /// Tells the handler, and notes in `all` what it wants to be told next.
@@ -443,7 +523,7 @@ impl Shared {
         match self.handler.step(step, cx) {
             Interest::All => *all = true,
             Interest::Branches => *all = false,
-            Interest::Nothing => self.set_paused(true),
+            Interest::Nothing => self.set_paused(true, cx),
         }
     }
 
@@ -538,7 +618,7 @@ impl Shared {
         if !cpu.registered {
             return;
         }
-        if self.is_paused() {
+        if self.is_paused(cx) {
             self.finish(cpu, task, cx);
             task.clear_trap_flag();
             return;

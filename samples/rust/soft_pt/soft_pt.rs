@@ -8,11 +8,12 @@
 //! (`insmod soft_pt.ko name=intel_pt`).
 //!
 //! ```text
-//!    perf core ──▶ pmu (what an event asks for, start and stop) ──▶ unit (one per CPU)
-//!                                                                    │  ▲
-//!                       AUX area ◀── packet ◀── trace (PT state) ◀───┘  │
-//!                                                                       │
-//!                  tasks ──▶ kernel::perf::step (one step at a time) ───┘
+//!    perf core ──▶ pmu ◀── config (what an event may ask for)
+//!                   │ ▲
+//!                   │ └─── kernel::perf::step (one step of a task at a time)
+//!                   ▼
+//!                  unit (one per event) ──▶ trace (PT state) ──▶ packet ──▶ AUX area
+//!                    └─── filter
 //! ```
 //!
 //! See `Documentation/admin-guide/perf/soft-pt.rst` for what it can do and what it can't.
@@ -34,13 +35,11 @@ pub use home::{
 };
 
 use kernel::{
-    perf::{
-        name_is_taken,
-        Registration, //
-    },
+    perf::Registration,
     prelude::*, //
 };
 
+mod config;
 mod filter;
 mod packet;
 mod pmu;
@@ -55,7 +54,7 @@ module! {
     license: "GPL",
 }
 
-kernel::pmu_name_param!(NAME, "soft_pt", "name", c"soft_pt");
+kernel::string_param!(NAME, "soft_pt", "name", c"soft_pt");
 
 #[pin_data]
 struct SoftPtModule {
@@ -69,18 +68,8 @@ impl kernel::InPlaceModule for SoftPtModule {
             _pmu <- {
                 #[cfg(PERF_IN_MODULE)]
                 home::check_kernel()?;
-                Registration::new(name()?, pmu::SoftPt::new()?)
+                Registration::new(NAME.get(), pmu::SoftPt::new()?)
             },
         })
     }
-}
-
-/// The name that the user wants.
-fn name() -> Result<&'static CStr> {
-    let name = NAME.get();
-    if name_is_taken(name) {
-        pr_err!("there is a device called {name:?}: load with another name=\n");
-        return Err(EEXIST);
-    }
-    Ok(name)
 }

@@ -3,51 +3,11 @@
 //! What keeps other contexts out while a snapshot is taken.
 
 use crate::{
-    perf::{
-        bindings,
-        NmiLike, //
-    },
+    nmi::NmiLike,
     prelude::*,
-    sync::barrier::barrier,
-    types::NotThreadSafe, //
+    sync::barrier::barrier, //
 };
 use core::marker::PhantomData;
-
-/// Interrupts are off until this is dropped; then they are as they were before.
-///
-/// This works in an NMI too, where they are off already and stay so. `kernel::interrupt` does not:
-/// it keeps the flags to return to in a per-CPU variable that an NMI could find half-updated.
-pub(super) struct IrqsSaved {
-    flags: c_ulong,
-    _here: NotThreadSafe,
-}
-
-impl IrqsSaved {
-    /// Switches interrupts off.
-    #[inline(always)]
-    pub(super) fn save() -> Self {
-        Self {
-            // SAFETY: `drop` restores the flags, on the same CPU since the value is not `Send`.
-            flags: unsafe { bindings::local_irq_save() },
-            _here: NotThreadSafe,
-        }
-    }
-
-    /// The fact as a token.
-    #[inline(always)]
-    pub(super) fn token(&self) -> NmiLike<'_> {
-        // SAFETY: Interrupts are off for as long as `self` exists, which the token can not outlive.
-        unsafe { NmiLike::new() }
-    }
-}
-
-impl Drop for IrqsSaved {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: The flags are those that `local_irq_save()` returned.
-        unsafe { bindings::local_irq_restore(self.flags) };
-    }
-}
 
 /// A snapshot of a buffer's AUX area is being taken on this CPU.
 ///

@@ -7,10 +7,7 @@ use super::{
         Area,
         Output, //
     },
-    guard::{
-        InSampling,
-        IrqsSaved, //
-    },
+    guard::InSampling,
     perf_aux_rust_output,
     size::{
         Grant,
@@ -21,6 +18,7 @@ use super::{
 };
 use crate::{
     cpu::CpuId,
+    nmi::irqs_off,
     page::PAGE_SIZE,
     perf::bindings,
     prelude::*, //
@@ -248,8 +246,7 @@ mod cases {
                 )?;
                 data.sample_flags = u64::from(bindings::perf_event_sample_format_PERF_SAMPLE_AUX);
                 data.aux_size = SIZE as u64;
-                {
-                    let irqs = IrqsSaved::save();
+                irqs_off(|_| {
                     sampler.oncpu = CpuId::current().as_u32() as c_int;
                     // SAFETY: The buffer belongs to nobody else.
                     unsafe {
@@ -260,8 +257,7 @@ mod cases {
                     unsafe {
                         perf_aux_rust_output(&raw mut *sampled, &raw mut handle, &raw mut *data)
                     };
-                    drop(irqs);
-                }
+                });
                 // SAFETY: As above.
                 same(unsafe { (*buffer.rb()).aux_in_sampling }, 0)?;
                 for nth in 0..2 * PAGE_SIZE {
@@ -354,43 +350,43 @@ mod cases {
         let (mut event, mut sampled) = (new_event()?, new_event()?);
         let mut buffer = Buffer::new(&[], core::ptr::null_mut(), 4)?;
         let rb = buffer.rb();
-        let irqs = IrqsSaved::save();
-        let here = CpuId::current().as_u32() as c_int;
-        let active = bindings::perf_event_state_PERF_EVENT_STATE_ACTIVE;
-        let inactive = bindings::perf_event_state_PERF_EVENT_STATE_INACTIVE;
-        // State, CPU, has it a buffer, is a transaction open, is the area a ring of what came last,
-        // is a snapshot under way; what can be sampled.
-        let table = [
-            (active, here, true, 1, 1, 0, 4 * PAGE_SIZE as u64),
-            (inactive, here, true, 1, 1, 0, 0),
-            (active, here + 1, true, 1, 1, 0, 0),
-            (active, -1, true, 1, 1, 0, 0),
-            (active, here, false, 1, 1, 0, 0),
-            (active, here, true, 0, 1, 0, 0),
-            (active, here, true, 1, 0, 0, 0),
-            (active, here, true, 1, 1, 1, 0),
-        ];
-        for (state, cpu, has_buffer, nest, overwrite, in_sampling, area) in table {
-            // SAFETY: The buffer is there, and nobody else's.
-            unsafe {
-                (*rb).aux_nest = nest;
-                (*rb).aux_overwrite = overwrite;
-                (*rb).aux_in_sampling = in_sampling;
+        irqs_off(|_| {
+            let here = CpuId::current().as_u32() as c_int;
+            let active = bindings::perf_event_state_PERF_EVENT_STATE_ACTIVE;
+            let inactive = bindings::perf_event_state_PERF_EVENT_STATE_INACTIVE;
+            // State, CPU, has it a buffer, is a transaction open, is the area a ring of what came last,
+            // is a snapshot under way; what can be sampled.
+            let table = [
+                (active, here, true, 1, 1, 0, 4 * PAGE_SIZE as u64),
+                (inactive, here, true, 1, 1, 0, 0),
+                (active, here + 1, true, 1, 1, 0, 0),
+                (active, -1, true, 1, 1, 0, 0),
+                (active, here, false, 1, 1, 0, 0),
+                (active, here, true, 0, 1, 0, 0),
+                (active, here, true, 1, 0, 0, 0),
+                (active, here, true, 1, 1, 1, 0),
+            ];
+            for (state, cpu, has_buffer, nest, overwrite, in_sampling, area) in table {
+                // SAFETY: The buffer is there, and nobody else's.
+                unsafe {
+                    (*rb).aux_nest = nest;
+                    (*rb).aux_overwrite = overwrite;
+                    (*rb).aux_in_sampling = in_sampling;
+                }
+                event.state = state;
+                event.oncpu = cpu;
+                event.rb = if has_buffer {
+                    rb
+                } else {
+                    core::ptr::null_mut()
+                };
+                sampled.aux_event = &raw mut *event;
+                // SAFETY: The event and what it refers to exist for longer than the sampler.
+                let sampler = unsafe { Sampler::of(&raw const *sampled) }.ok_or(EINVAL)?;
+                assert_eq!(sampler.area(), area);
             }
-            event.state = state;
-            event.oncpu = cpu;
-            event.rb = if has_buffer {
-                rb
-            } else {
-                core::ptr::null_mut()
-            };
-            sampled.aux_event = &raw mut *event;
-            // SAFETY: The event and what it refers to exist for longer than the sampler.
-            let sampler = unsafe { Sampler::of(&raw const *sampled) }.ok_or(EINVAL)?;
-            assert_eq!(sampler.area(), area);
-        }
-        drop(irqs);
-        Ok(())
+            Ok(())
+        })
     }
 
     /// An area of 8 GiB, whose pages are three over and over, copied from across each boundary of
@@ -475,22 +471,22 @@ mod cases {
     fn guard_nests() {
         let mut flag: c_int = 0;
         let flag = &raw mut flag;
-        let irqs = IrqsSaved::save();
-        let cx = irqs.token();
-        // SAFETY: The flag is there for longer than the guards and the reads.
-        let enter = || unsafe { InSampling::enter(flag, &cx) };
-        // SAFETY: As above.
-        let is_set = || unsafe { flag.read_volatile() } == 1;
+        irqs_off(|cx| {
+            // SAFETY: The flag is there for longer than the guards and the reads.
+            let enter = || unsafe { InSampling::enter(flag, cx) };
+            // SAFETY: As above.
+            let is_set = || unsafe { flag.read_volatile() } == 1;
 
-        let outer = enter();
-        assert!(outer.is_some());
-        assert!(is_set());
-        assert!(enter().is_none());
-        // The inner visitor has left the flag alone.
-        assert!(is_set());
-        drop(outer);
-        assert!(!is_set());
-        assert!(enter().is_some());
-        assert!(!is_set());
+            let outer = enter();
+            assert!(outer.is_some());
+            assert!(is_set());
+            assert!(enter().is_none());
+            // The inner visitor has left the flag alone.
+            assert!(is_set());
+            drop(outer);
+            assert!(!is_set());
+            assert!(enter().is_some());
+            assert!(!is_set());
+        });
     }
 }

@@ -3,10 +3,7 @@
 //! The registers of a task, and whose trap flag is in them.
 
 use super::{
-    super::{
-        bindings,
-        NmiLike, //
-    },
+    super::bindings,
     decode,
     Insn,
     Kind,
@@ -15,7 +12,10 @@ use super::{
 };
 use crate::{
     error::to_result,
-    interrupt::local_interrupt_disable,
+    nmi::{
+        irqs_off,
+        NmiLike, //
+    },
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -327,7 +327,7 @@ impl Probes {
         })
     }
 
-    /// Unregisters all probes, and waits until they have run. May sleep.
+    /// Unregisters all probes, which may still run until an RCU grace period is over. May sleep.
     ///
     /// They must be registered: the kernel warns of one that is not.
     pub(super) fn unregister() {
@@ -343,8 +343,6 @@ impl Probes {
 
     fn unregister_switch() {
         let _ = probe!(unregister_trace_sched_switch, on_switch);
-        // SAFETY: This may sleep.
-        unsafe { bindings::tracepoint_synchronize_unregister() };
     }
 }
 
@@ -393,17 +391,17 @@ unsafe extern "C" fn on_signal(
     let task = Task::current();
     // The task delivers its signals with interrupts on, and may move to another CPU before it goes
     // on in user mode; then it was switched out, and there is no position left to mark.
-    let irqs = local_interrupt_disable();
-    let cx = NmiLike::from(&irqs);
-    // SAFETY: The probe is registered.
-    if let Some(shared) = unsafe { Shared::active() } {
-        shared.cpus.with(&cx, |cpu| {
-            if let Some(last) = cpu.last.as_mut().filter(|last| last.task == task.as_ptr()) {
-                last.signal(&task);
-            }
-        });
-    }
-    task.clear_trap_flag();
+    irqs_off(|cx| {
+        // SAFETY: The probe is registered.
+        if let Some(shared) = unsafe { Shared::active() } {
+            shared.cpus.with(cx, |cpu| {
+                if let Some(last) = cpu.last.as_mut().filter(|last| last.task == task.as_ptr()) {
+                    last.signal(&task);
+                }
+            });
+        }
+        task.clear_trap_flag();
+    });
 }
 
 /// A task was made, as a copy of the one that runs.
