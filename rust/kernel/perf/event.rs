@@ -212,6 +212,19 @@ impl<P: Pmu> Event<P> {
         // SAFETY: The event is valid, and its count is only accessed atomically.
         unsafe { Atomic::<i64>::from_ptr((&raw mut (*self.as_raw()).count).cast()) }
             .add(more as i64, Relaxed);
+        self.left().add((more as i64).wrapping_neg(), Relaxed);
+    }
+
+    /// What is left of the sampling period (`hw.period_left`).
+    #[inline]
+    fn left(&self) -> &Atomic<i64> {
+        let hw = self.as_raw();
+        // SAFETY: As in `add_count`. Events of this crate's PMUs use no other variant of the union.
+        unsafe {
+            Atomic::from_ptr(
+                (&raw mut (*hw).hw.__bindgen_anon_2.__bindgen_anon_1.period_left).cast(),
+            )
+        }
     }
 
     /// The counter value up to which the event's count is right (`hw.prev_count`).
@@ -331,6 +344,29 @@ impl<P: Pmu> OnCpu<P> {
         unsafe { (&raw const (*self.as_raw()).hw.sample_period).read_volatile() }
     }
 
+    /// How much has to be counted until the sampling period is over; at least 1. If it is over
+    /// already, the next one begins here (`hw.period_left`).
+    ///
+    /// A driver sets its counter or timer to this, when it starts an event that takes samples and
+    /// when an [overflow](Self::overflow) has returned.
+    #[inline]
+    pub fn period_left(&self) -> u64 {
+        let period = i64::try_from(self.sample_period()).unwrap_or(i64::MAX);
+        let mut left = self.left().load(Relaxed);
+        if left <= 0 {
+            // What comes late is taken off the next period, unless it is later than that.
+            left = left.saturating_add(period);
+            if left <= 0 {
+                left = period;
+            }
+            self.left().store(left, Relaxed);
+            let hw = self.as_raw();
+            // SAFETY: The event is valid, and only this CPU writes the field.
+            unsafe { (*hw).hw.__bindgen_anon_2.__bindgen_anon_1.last_period = period as u64 };
+        }
+        left as u64
+    }
+
     #[inline(always)]
     pub(super) fn hw_state(&self) -> u32 {
         // SAFETY: The event is valid; `hw.state` is an int that is only written on the CPU the
@@ -350,6 +386,7 @@ mod overflow {
     //! The end of a sampling period.
 
     use super::*;
+    use crate::perf::Registration;
 
     /// The registers that a sample of `event` is about, or null if `event` excludes where this
     /// interrupt has come. Not generic, so that it is compiled into the kernel.
@@ -377,8 +414,7 @@ mod overflow {
         }
         // SAFETY: The event is valid and on this CPU, and the sample is this function's own.
         unsafe {
-            let period = (*event).hw.sample_period;
-            (*event).hw.__bindgen_anon_2.__bindgen_anon_1.last_period = period;
+            let period = (*event).hw.__bindgen_anon_2.__bindgen_anon_1.last_period;
             let mut sample = core::mem::MaybeUninit::<bindings::perf_sample_data>::uninit();
             bindings::perf_sample_data_init(sample.as_mut_ptr(), 0, period);
             bindings::perf_event_overflow(event, sample.as_mut_ptr(), regs) != 0
@@ -390,16 +426,28 @@ mod overflow {
         /// be called from a hardware interrupt, [`Pmu::timer`] among them; elsewhere it does
         /// nothing. Returns whether the core has stopped the event, since it takes too many.
         ///
-        /// What the event excludes is not sampled. The core may stop the event and start it again
-        /// in here: then the driver is called by [`Stop::Keep`](super::super::Stop::Keep) and
+        /// If the PMU [reads](Pmu::read) a counter, that decides whether the period is over. What
+        /// the event excludes is not sampled.
+        ///
+        /// The core may stop the event and start it again in here: then the driver is called by
+        /// [`Stop::Keep`](super::super::Stop::Keep) and
         /// [`Start::Restart`](super::super::Start::Restart), which are for any context.
-        pub fn overflow(&self, _cx: &NmiLike<'_>) -> bool {
+        pub fn overflow(&self, cx: &NmiLike<'_>) -> bool {
             let in_overflow = &self.private().in_overflow;
             if !self.is_running() || !self.is_sampling() || in_overflow.xchg(true, Relaxed) {
                 return false;
             }
-            // SAFETY: The event is valid.
-            let stopped = unsafe { overflow(self.as_raw()) };
+            let mut stopped = false;
+            if P::HAS_READ {
+                // SAFETY: The event is one of a `Registration<P>`.
+                let driver = unsafe { Registration::<P>::driver_of(self.as_raw()) };
+                self.count_to(driver.read(self, cx));
+            }
+            if !P::HAS_READ || self.left().load(Relaxed) <= 0 {
+                self.period_left();
+                // SAFETY: The event is valid.
+                stopped = unsafe { overflow(self.as_raw()) };
+            }
             in_overflow.store(false, Relaxed);
             stopped
         }
