@@ -141,6 +141,9 @@ pub(super) unsafe extern "C" fn free_aux(aux: *mut c_void) {
 /// and an [`Area`] of the registration `owner`, which is that of the event's PMU. `pages` points to
 /// an array of addresses of whole pages, of which there are `mask + 1` bytes, a power of two; they
 /// are those of the buffer's AUX area. While it is null, `limit` is `head`.
+///
+/// `until` is at most `limit`. For each `at` from `head` up to it, `base + at` is the address of the
+/// byte of the area that `at` stands for.
 pub(super) struct Transaction {
     handle: bindings::perf_output_handle,
     owner: u64,
@@ -156,6 +159,12 @@ pub(super) struct Transaction {
     limit: u64,
     /// The head at which user space wants to know.
     wakeup: u64,
+    /// The lesser of the two, but never so far ahead that the way there is no `i64`.
+    ready: u64,
+    /// The page that `head` is in: its address, less the head that its first byte stands for, and
+    /// the head up to which it can be written.
+    base: *mut u8,
+    until: u64,
 }
 
 // SAFETY: The handle points to objects that it keeps alive itself. The abstraction uses it only on
@@ -176,6 +185,9 @@ impl Transaction {
             begin: 0,
             limit: 0,
             wakeup: 0,
+            ready: 0,
+            base: ptr::null_mut(),
+            until: 0,
         }
     }
 
@@ -240,6 +252,8 @@ impl Transaction {
             let room = self.handle.size as u64;
             (head.saturating_add(room), self.handle.wakeup as u64)
         };
+        self.ready = self.limit.min(self.wakeup).min(head.wrapping_add(i64::MAX as u64));
+        self.until = head;
         true
     }
 
@@ -261,6 +275,8 @@ impl Transaction {
         // INVARIANT: The transaction is closed below, and has no room.
         self.area = ptr::null_mut();
         self.limit = self.head;
+        self.ready = self.head;
+        self.until = self.head;
         // SAFETY: The handle is open by the type invariants.
         unsafe { bindings::perf_aux_output_end(&mut self.handle, size) };
     }
@@ -301,38 +317,55 @@ impl Transaction {
     #[inline(always)]
     fn put(&mut self, bytes: &[u8]) -> bool {
         let len = bytes.len() as u64;
-        if self.limit.wrapping_sub(self.head) < len {
-            self.flag(AuxFlag::Truncated.into());
-            return false;
+        if self.until.wrapping_sub(self.head) < len {
+            return self.put_apart(bytes);
         }
-        let place = (self.head & self.mask) as usize;
-        let offset = place & (PAGE_SIZE - 1);
-        if bytes.len() > PAGE_SIZE - offset {
-            self.put_apart(bytes);
-            return true;
-        }
-        // SAFETY: There is room, so the transaction is open. `place` is less than the size of the
-        // area, so that its page is one of `pages`; the bytes from `offset` on are inside of it.
-        // Nobody else writes them: the core lets one transaction be open at a time per buffer.
-        unsafe {
-            let page = *self.pages.add(place / PAGE_SIZE);
-            let to = page.cast::<u8>().add(offset);
-            ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-        }
-        self.head = self.head.wrapping_add(len);
+        // SAFETY: The bytes are up to `until`, so their place is that of the area by the type
+        // invariants. Nobody else writes it: the core lets one transaction be open at a time per
+        // buffer.
+        unsafe { self.append(bytes) };
         true
     }
 
-    /// The same for what does not fit into one page. Apart, so that what does fit is a store or two
-    /// where its length is known.
+    /// # Safety
+    ///
+    /// There must be as many bytes up to `until`.
+    #[inline(always)]
+    unsafe fn append(&mut self, bytes: &[u8]) {
+        let to = self.base.wrapping_add(self.head as usize);
+        // SAFETY: By the safety requirements and the type invariants.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        self.head = self.head.wrapping_add(bytes.len() as u64);
+    }
+
+    /// The same where the page ends, or the room. Apart, so that what fits is a store or two where
+    /// its length is known.
     #[inline(never)]
-    fn put_apart(&mut self, mut bytes: &[u8]) {
+    fn put_apart(&mut self, mut bytes: &[u8]) -> bool {
+        if self.limit.wrapping_sub(self.head) < bytes.len() as u64 {
+            self.flag(AuxFlag::Truncated.into());
+            return false;
+        }
         while !bytes.is_empty() {
-            let room = PAGE_SIZE - (self.head as usize & (PAGE_SIZE - 1));
-            let (now, later) = bytes.split_at_checked(room).unwrap_or((bytes, &[]));
-            self.put(now);
+            if self.until == self.head {
+                let place = (self.head & self.mask) as usize;
+                let offset = place & (PAGE_SIZE - 1);
+                // SAFETY: There is room, so the transaction is open. `place` is less than the size
+                // of the area, so that its page is one of `pages`.
+                let page: *mut u8 = unsafe { *self.pages.add(place / PAGE_SIZE) }.cast();
+                let start = self.head.wrapping_sub(offset as u64);
+                // INVARIANT: `head` stands for the byte at `offset` of this page, and those behind
+                // it for the rest of the page.
+                self.base = page.wrapping_sub(start as usize);
+                self.until = start.saturating_add(PAGE_SIZE as u64).min(self.limit);
+            }
+            let here = self.until.wrapping_sub(self.head) as usize;
+            let (now, later) = bytes.split_at_checked(here).unwrap_or((bytes, &[]));
+            // SAFETY: There are so many bytes, and as for `put`.
+            unsafe { self.append(now) };
             bytes = later;
         }
+        true
     }
 
     #[inline(always)]
@@ -419,20 +452,25 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
     /// answer is `false`, the event counts as stopped, and it is up to the driver to stop the unit.
     #[inline(always)]
     pub fn reserve(&mut self, size: u64, _cx: &NmiLike<'_>) -> bool {
-        let transaction = &mut *self.transaction;
-        if transaction.head < transaction.wakeup
-            && transaction.limit.wrapping_sub(transaction.head) >= size
-        {
-            return true;
+        // Negative behind the wake-up, if more was put than was reserved.
+        let ready = self.transaction.ready.wrapping_sub(self.transaction.head) as i64;
+        match i64::try_from(size.max(1)) {
+            Ok(size) if size <= ready => true,
+            _ => self.renew(size),
         }
-        self.renew(size)
     }
 
+    /// [`reserve`](Self::reserve) where it takes more.
     #[inline(never)]
     fn renew(&mut self, size: u64) -> bool {
         let event = self.transaction.handle.event;
         if !self.transaction.is_open() {
             return false;
+        }
+        if self.transaction.head < self.transaction.wakeup
+            && self.transaction.limit.wrapping_sub(self.transaction.head) >= size
+        {
+            return true;
         }
         if self.transaction.renew(size) {
             return true;

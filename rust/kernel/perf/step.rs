@@ -498,11 +498,6 @@ impl Shared {
         }
     }
 
-    fn is_paused(&self, cx: &NmiLike<'_>) -> bool {
-        let here = self.cpus.0.get(cx);
-        here.is_some_and(|here| here.paused.load(Relaxed))
-    }
-
     /// Steps no more on this CPU.
     fn disarm(&self, cx: &IrqsOff<'_>) {
         let task = Task::current();
@@ -614,11 +609,11 @@ impl Shared {
 
     /// The task is about to go on in user mode.
     #[inline]
-    fn user_return(&self, cpu: &mut Cpu, task: &Task, cx: &NmiLike<'_>) {
+    fn user_return(&self, cpu: &mut Cpu, paused: bool, task: &Task, cx: &NmiLike<'_>) {
         if !cpu.registered {
             return;
         }
-        if self.is_paused(cx) {
+        if paused {
             self.finish(cpu, task, cx);
             task.clear_trap_flag();
             return;
@@ -812,9 +807,11 @@ unsafe extern "C" fn on_user_return(_notifier: *mut bindings::user_return_notifi
     // SAFETY: A notifier is registered, so events of the PMU exist, and so does its stepper.
     if let Some(shared) = unsafe { Shared::active() } {
         let task = Task::current();
-        shared
-            .cpus
-            .with(&cx, |cpu| shared.user_return(cpu, &task, &cx));
+        if let Some(here) = shared.cpus.0.get(&cx) {
+            let paused = here.paused.load(Relaxed);
+            here.cpu
+                .with(|cpu| shared.user_return(cpu, paused, &task, &cx));
+        }
     }
 }
 

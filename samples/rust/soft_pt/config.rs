@@ -37,6 +37,12 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// What nobody has asked for.
+    pub(crate) const NONE: Self = Self {
+        trace: trace::Config::NONE,
+        pattern: false,
+    };
+
     pub(crate) fn new(attr: &Attr<'_>) -> Result<Self> {
         let is_set = |field| attr.get(field) != 0;
         if is_set(&BRANCH) && !is_set(&PT) {

@@ -127,7 +127,7 @@ impl Handler for Steps {
             }
             if missed.load(Relaxed) {
                 missed.store(false, Relaxed);
-                unit.step(aux, Step::Lost);
+                unit.miss(aux);
             }
             unit.step(aux, step)
         });

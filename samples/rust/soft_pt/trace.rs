@@ -83,6 +83,16 @@ pub(crate) struct Config {
     pub(crate) psb_period: u64,
 }
 
+impl Config {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self {
+        tsc: false,
+        branch: false,
+        ret_compression: false,
+        psb_period: 0,
+    };
+}
+
 /// The time at an event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
@@ -182,12 +192,7 @@ impl Trace {
     pub(crate) const fn new() -> Self {
         // INVARIANT: `context` is off, and nothing is held back.
         Self {
-            config: Config {
-                tsc: false,
-                branch: false,
-                ret_compression: false,
-                psb_period: 0,
-            },
+            config: Config::NONE,
             context: false,
             tnt: Self::NO_TNT,
             deferred: [0; MAX_DEFERRED],
@@ -243,7 +248,7 @@ impl Trace {
     }
 
     /// A conditional branch.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn conditional<O: Output>(&mut self, out: &mut O, taken: bool) {
         if !self.tells_flow() {
             return;
@@ -257,7 +262,7 @@ impl Trace {
     /// A direct near call, which a decoder follows by itself: only notes where it returns to.
     ///
     /// Not for a call to its own next instruction: decoders don't expect such a call to return.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn call(&mut self, return_ip: u64) {
         if self.config.ret_compression && self.tells_flow() {
             self.returns.push(return_ip);
@@ -265,7 +270,7 @@ impl Trace {
     }
 
     /// An indirect near jump: TIP.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn indirect<O: Output>(&mut self, out: &mut O, to: u64) {
         if !self.tells_flow() {
             return;
@@ -282,14 +287,14 @@ impl Trace {
     }
 
     /// An indirect near call: TIP.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn indirect_call<O: Output>(&mut self, out: &mut O, to: u64, return_ip: u64) {
         self.call(return_ip);
         self.indirect(out, to);
     }
 
     /// A near return: one taken bit if it goes to just behind its call, else TIP.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ret<O: Output>(&mut self, out: &mut O, to: u64) {
         if self.config.ret_compression && self.returns.pop(to) {
             self.conditional(out, true);
@@ -376,7 +381,7 @@ impl Trace {
     }
 
     /// Writes what is still held back, so that the output is complete up to the last event.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn flush<O: Output>(&mut self, out: &mut O) {
         if self.tnt != Self::NO_TNT {
             self.wrote(packet::tnt(out, self.tnt));

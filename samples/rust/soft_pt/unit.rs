@@ -47,10 +47,12 @@ pub(crate) const MAX_STEP: u64 = 3 * MAX_EVENT as u64;
 /// A trace unit.
 pub(crate) struct Unit {
     trace: Trace,
-    open: Option<Open>,
+    /// The unit is configured, and a transaction open.
+    configured: bool,
+    open: Open,
 }
 
-/// What exists while a transaction is open.
+/// What a unit is configured to.
 struct Open {
     config: Config,
     filter: Filter,
@@ -58,7 +60,8 @@ struct Open {
     /// What is to be written begins with a PSB+.
     restart: bool,
     /// The flow came to where the trace is to end (IA32_RTIT_STATUS.Stopped), or it can not come to
-    /// any place that is traced. Nothing changes that while the transaction is open.
+    /// any place that is traced. Nothing changes that while the transaction is open. Set, too,
+    /// while the unit is not configured.
     stopped: bool,
     /// A sample was taken since the last step.
     sampled: bool,
@@ -83,11 +86,8 @@ fn branched(from: u64, insn: Insn, to: u64) -> bool {
 }
 
 /// Whether the instruction that has retired isn't traced, or is the last one that is.
-#[inline]
+#[inline(always)]
 fn is_at_border(filter: &Filter, trace: &Trace, from: u64, insn: Insn, to: u64) -> bool {
-    if filter.is_none() {
-        return false;
-    }
     !trace.context_on() || (branched(from, insn, to) && (filter.stops_at(to) || !filter.admits(to)))
 }
 
@@ -99,7 +99,7 @@ fn clock() -> Clock {
 }
 
 impl Open {
-    #[inline]
+    #[inline(always)]
     fn retire(
         &mut self,
         out: &mut impl Output,
@@ -111,7 +111,7 @@ impl Open {
         if self.sampled {
             self.part_sample(out, trace, from);
         }
-        if is_at_border(&self.filter, trace, from, insn, to) {
+        if !self.filter.is_none() && is_at_border(&self.filter, trace, from, insn, to) {
             return self.cross(out, trace, from, insn, to);
         }
         let next = from.wrapping_add(u64::from(insn.len));
@@ -213,11 +213,29 @@ impl Open {
     }
 }
 
+/// The flow was lost.
+#[cold]
+fn lose<P: Pmu>(aux: &mut AuxOutput<'_, P>, trace: &mut Trace)
+where
+    for<'a> AuxOutput<'a, P>: Output,
+{
+    trace.overflow(aux);
+    aux.flag(AuxFlag::Partial.into());
+}
+
 impl Unit {
     pub(crate) const fn new() -> Self {
         Self {
             trace: Trace::new(),
-            open: None,
+            configured: false,
+            open: Open {
+                config: Config::NONE,
+                filter: Filter::none(),
+                mode: ExecMode::Bits64,
+                restart: false,
+                stopped: true,
+                sampled: false,
+            },
         }
     }
 
@@ -231,28 +249,30 @@ impl Unit {
         filter: Filter,
         paused: bool,
     ) {
-        if let Some(open) = &mut self.open {
+        if self.configured {
             // What follows is to decode without what was before.
-            open.restart = true;
+            self.open.restart = true;
             return;
         }
         self.trace.configure(config.trace);
         if !config.pattern && !paused {
             self.trace.start(out, clock());
         }
-        self.open = Some(Open {
+        self.configured = true;
+        self.open = Open {
             config,
             filter,
             mode: ExecMode::Bits64,
             restart: paused,
             stopped: filter.is_nowhere(),
             sampled: false,
-        });
+        };
     }
 
     /// The transaction is about to be closed.
     pub(crate) fn stop(&mut self, out: &mut impl Output) {
-        self.open = None;
+        self.configured = false;
+        self.open.stopped = true;
         self.trace.flush(out);
     }
 
@@ -266,26 +286,34 @@ impl Unit {
         for<'a> AuxOutput<'a, P>: Output,
     {
         // In full-trace mode the area belongs to its reader.
-        let (Some(open), true) = (&mut self.open, aux.overwrite()) else {
+        if !self.configured || !aux.overwrite() {
             return;
-        };
+        }
         self.trace.flush(aux);
         // If the data buffer does not take it all, the record is lost, which its reader is told.
         let _ = out.copy_aux(aux, out.left());
-        open.sampled = true;
+        self.open.sampled = true;
+    }
+
+    /// Steps were missed.
+    #[cold]
+    pub(crate) fn miss<P: Pmu>(&mut self, aux: &mut AuxOutput<'_, P>)
+    where
+        for<'a> AuxOutput<'a, P>: Output,
+    {
+        if !self.open.stopped && !self.open.config.pattern {
+            lose(aux, &mut self.trace);
+        }
     }
 
     /// Writes what `step` is to be told of. Returns which steps are of interest next.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn step<P>(&mut self, aux: &mut AuxOutput<'_, P>, step: Step) -> Interest
     where
         P: Pmu<Aux = Atomic<u64>>,
         for<'a> AuxOutput<'a, P>: Output,
     {
-        let Self { trace, open } = self;
-        let Some(open) = open else {
-            return Interest::Nothing;
-        };
+        let Self { trace, open, .. } = self;
         if open.stopped {
             return Interest::Nothing;
         }
@@ -293,7 +321,12 @@ impl Unit {
             // One word per instruction, with the number of such words before it.
             if let Step::Retire { from, .. } = step {
                 if open.counts(from) {
-                    let word = aux.data().map_or(0, |words| words.fetch_add(1, Relaxed));
+                    // Nobody else counts while this does.
+                    let word = aux.data().map_or(0, |words| {
+                        let word = words.load(Relaxed);
+                        words.store(word.wrapping_add(1), Relaxed);
+                        word
+                    });
                     Output::put(aux, &word.to_le_bytes());
                 }
             }
@@ -303,10 +336,7 @@ impl Unit {
                 Step::Enter { ip, mode } => open.enter(aux, trace, ip, mode),
                 Step::Exit => trace.far_exit(aux),
                 Step::Leave { from } => trace.async_exit(aux, from),
-                Step::Lost => {
-                    trace.overflow(aux);
-                    aux.flag(AuxFlag::Partial.into());
-                }
+                Step::Lost => lose(aux, trace),
             }
         }
         if open.stopped {
