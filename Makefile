@@ -2,7 +2,14 @@
 #
 # The one command surface. Everything it does is in tools/; objects are in build/ and in the cache.
 
-export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES TESTS
+export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT CMD SUITES TESTS
+# Set only if the user has: an empty one means something else.
+ifdef MODULE
+export MODULE
+endif
+ifdef MODULE_ARGS
+export MODULE_ARGS
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: run test torture kernel module deb vm bench check patches clean distclean help
@@ -21,11 +28,12 @@ help:
 #> With KERNEL=stock, run, test and vm take Debian's own kernel instead of building one.
 #>
 #>   make kernel     the kernel with this tree in it          make check     style, lints and documentation
-#>   make module     soft_pt.ko                               make bench     the speed table
+#>   make module     soft_pt.ko, or that of MODULE=           make bench     the speed table
 #>   make patches    check that the patch series applies      make clean     remove build/
 #>                                                            make distclean remove the cache too
 #>
 #> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
+#>            MODULE=NAME|DIR (for module and vm: a sample of samples/rust, or the directory of a driver)
 #>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
@@ -43,7 +51,7 @@ kernel:
 	@tools/kernel/image
 
 module:
-	@tools/kernel/module
+	@tools/kernel/module $(MODULE)
 
 deb:
 	@tools/debian/package

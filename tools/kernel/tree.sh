@@ -42,9 +42,9 @@ overlay() (
 		LC_ALL=C sort || true
 )
 
-# Of those, what the kernel image depends on: the module and what is only read or run later is not.
+# Of those, what the kernel image depends on: modules and what is only read or run later are not.
 image_overlay() {
-	overlay | sed -E '/^(Documentation|tools)\/|^samples\/rust\/soft_pt\/.*\.rs$/d'
+	overlay | sed -E '/^(Documentation|tools)\/|^samples\/rust\/.*\.rs$/d'
 }
 
 contents() {

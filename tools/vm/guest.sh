@@ -25,11 +25,11 @@ export -f guest_step
 
 if [ -n "${MODULE:-}" ]; then
 	export PERF_AUX_MODULE=$MODULE
-	guest_step "load soft_pt"
+	guest_step "load ${MODULE##*/}"
 	# shellcheck disable=SC2086
 	insmod "$MODULE" $MODULE_ARGS || {
 		dmesg | tail -n 10
-		echo "error: soft_pt.ko could not be loaded (see the kernel's words above)"
+		echo "error: ${MODULE##*/} could not be loaded (see the kernel's words above)"
 		exit 1
 	} >&2
 fi

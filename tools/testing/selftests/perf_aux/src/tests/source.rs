@@ -2,9 +2,10 @@
 
 //! What the PMU under test puts into its AUX area, and what a sample of it must therefore hold.
 //!
-//! A PMU with a `pattern` format field can write a 64-bit counter in place of its trace: word `n`
-//! of an AUX area, counted from when it was mapped, is the number `n`, little-endian, at byte `8 *
-//! n`. So a sample taken when `n` words were written ends with the word `n - 1`, each word is one
+//! A PMU with a `pattern` format field can write a 64-bit counter in place of its trace, and one
+//! whose `caps/pattern` reads 1 writes nothing else: word `n` of an AUX area, counted from when it
+//! was mapped, is the number `n`, little-endian, at byte `8 * n`. When it writes a word is its own
+//! affair. So a sample taken when `n` words were written ends with the word `n - 1`, each word is one
 //! more than the one before it, and what lies before word 0 is zero. Other PMUs have traces that
 //! this crate can't predict; for them only sizes are checked.
 
@@ -28,11 +29,12 @@ pub struct Source {
 impl Source {
     pub fn new(ctx: &Ctx) -> Result<Self, Stop> {
         let pmu = ctx.pmu()?;
-        let pattern = pmu.config("pattern", 1)?;
+        let chosen = pmu.config("pattern", 1)?;
+        let always = pmu.file("caps/pattern")?.as_deref() == Some("1");
         Ok(Source {
             pmu,
-            config: pattern.unwrap_or(0),
-            pattern: pattern.is_some(),
+            config: chosen.unwrap_or(0),
+            pattern: always || chosen.is_some(),
         })
     }
 

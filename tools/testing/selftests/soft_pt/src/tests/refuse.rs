@@ -393,7 +393,8 @@ fn name_taken(ctx: &Ctx) -> Outcome {
             let _ = unload();
         }
         let lines = log.as_mut().map(KernelLog::lines).unwrap_or_default();
-        if log.is_some() && !lines.iter().any(|line| line.contains("soft_pt")) {
+        let says_why = |line: &String| line.contains("perf: ") || line.contains("parameter");
+        if log.is_some() && !lines.iter().any(says_why) {
             result = result.and(Err(failed(format!(
                 "the kernel log does not say why name={name:?} is refused: {lines:?}"
             ))));

@@ -71,6 +71,7 @@ fn situation(args: &[&str]) -> Result<std::process::Child, Stop> {
     let path = program("situation")?;
     Command::new(&path)
         .args(args)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(io(path.display()))
@@ -142,9 +143,11 @@ fn close_while_contexts_swap(ctx: &Ctx) -> Outcome {
     let mut random = ctx.random();
     const ROUNDS: u32 = 60;
     for round in 0..ROUNDS {
-        let child = situation(&["ping-pong"])?;
+        let mut child = situation(&["ping-pong", "wait"])?;
         let trace = Trace::open(&pmu, child.id() as i32, 0)?;
         trace.event.enable()?;
+        // Its standard input ends here, for which it waits.
+        drop(child.stdin.take());
         std::thread::sleep(Duration::from_micros(random.below(60_000)));
         drop(trace);
         expect_success(child, &format!("the traced program in round {round}"))?;

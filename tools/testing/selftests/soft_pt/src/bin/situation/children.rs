@@ -288,8 +288,15 @@ pub fn migrate(_: &[String]) -> Result<(), Problem> {
 
 /// Two tasks on one CPU that wake each other: perf swaps the contexts of such clones instead of
 /// stopping one and starting the other.
-pub fn ping_pong(_: &[String]) -> Result<(), Problem> {
+pub fn ping_pong(args: &[String]) -> Result<(), Problem> {
     pin(0)?;
+    // Until whoever started this is ready.
+    if args.iter().any(|arg| arg == "wait") {
+        let mut line = String::new();
+        std::io::stdin()
+            .read_line(&mut line)
+            .map_err(|error| Problem::Wrong(format!("standard input: {error}")))?;
+    }
     let pipe = || -> Result<[i32; 2], Problem> {
         let mut fds = [0; 2];
         // SAFETY: Writes two descriptors.
