@@ -125,18 +125,16 @@ impl Pmu {
     /// The module that the PMU comes from: the one that `PERF_AUX_MODULE` names the file of, or one
     /// named like it; `None` for what is built in.
     pub fn module(&self) -> Option<String> {
-        let link = fs::read_link(self.path("device/driver/module")).ok();
-        link.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
-            .or_else(|| {
-                let file = std::env::var_os("PERF_AUX_MODULE").map(std::path::PathBuf::from);
-                let file = file.as_deref().and_then(Path::file_stem);
-                let file = file.map(|stem| stem.to_string_lossy());
-                file.as_deref()
-                    .into_iter()
-                    .chain(["soft_pt", self.name.as_str()])
-                    .find(|name| matches!(module_refcount(name), Ok(Some(_))))
-                    .map(str::to_owned)
-            })
+        if let Ok(link) = fs::read_link(self.path("device/driver/module")) {
+            return Some(link.file_name()?.to_string_lossy().into_owned());
+        }
+        let file = std::env::var("PERF_AUX_MODULE").unwrap_or_default();
+        let file = Path::new(&file).file_stem().unwrap_or_default();
+        let names = [&*file.to_string_lossy(), "soft_pt", self.name.as_str()];
+        let mut names = names.into_iter();
+        names
+            .find(|name| matches!(module_refcount(name), Ok(Some(_))))
+            .map(str::to_owned)
     }
 }
 

@@ -101,7 +101,7 @@ fn snapshot_records(ctx: &Ctx) -> Outcome {
     let mut heads = Vec::new();
     for cycle in 0..20 {
         area.event.enable()?;
-        load::spin(1000 + cycle * 10);
+        source.spin(1000 + cycle * 10);
         area.event.disable()?;
         let head = area.ring.aux_head();
         check!(
@@ -137,7 +137,7 @@ fn full_records(ctx: &Ctx) -> Outcome {
     let mut end = 0;
     for cycle in 0..20 {
         area.event.enable()?;
-        load::spin(200);
+        source.spin(200);
         area.event.disable()?;
         for (offset, size, flags) in area.records()? {
             check_eq!(offset, end, "offset of an AUX record in cycle {cycle}");
@@ -167,12 +167,16 @@ fn full_bytes(ctx: &Ctx) -> Outcome {
     let mut word = 0u64;
     area.event.enable()?;
     child.go()?;
+    let mut end = Instant::now() + SOON;
     while word * 8 < (laps * area.aux.size()) as u64 {
-        check_eq!(
-            notify::wait(&area.event, SOON)?,
-            notify::Wake::Ready,
-            "waiting for the area to be half full, at word {word:#x}"
-        );
+        if notify::wait(&area.event, Duration::from_millis(100))? != notify::Wake::Ready {
+            check!(
+                Instant::now() < end,
+                "waiting for the area to be half full, at word {word:#x}"
+            );
+            // What it was switched on again for below may not have been done when it was.
+            area.event.enable()?;
+        }
         for (offset, size, flags) in area.records()? {
             check_eq!(offset, word * 8, "offset of a record");
             for bytes in area.aux.bytes(offset, size as usize).chunks(8) {
@@ -180,6 +184,7 @@ fn full_bytes(ctx: &Ctx) -> Outcome {
                 word += 1;
             }
             area.ring.set_aux_tail(offset + size);
+            end = Instant::now() + SOON;
             if flags & TRUNCATED != 0 {
                 // The event stopped because this process was too slow. It goes on from here.
                 area.event.enable()?;
@@ -369,7 +374,7 @@ fn map_refused(ctx: &Ctx) -> Outcome {
     }
     let again = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
     event.enable()?;
-    load::spin(2000);
+    source.spin(2000);
     event.disable()?;
     check!(
         aux.all().iter().any(|byte| *byte != 0),
@@ -408,7 +413,7 @@ fn failed_allocation(ctx: &Ctx) -> Outcome {
             );
             let aux = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
             event.enable()?;
-            load::spin(500);
+            source.spin(500);
             event.disable()?;
             check!(
                 aux.all().iter().any(|byte| *byte != 0),

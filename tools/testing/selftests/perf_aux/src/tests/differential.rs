@@ -225,9 +225,7 @@ fn blank(mut record: Record) -> Record {
 /// Runs `cases` random cases that `change` has a say in.
 fn both(ctx: &Ctx, cases: usize, fields: u32, change: impl Fn(&mut Case, &mut Random)) -> Outcome {
     let source = Source::new(ctx)?;
-    if !source.pattern {
-        skip!("what {} traces can't be predicted", source.pmu.name());
-    }
+    source.needs_instructions()?;
     if Variant::names().len() < 2 {
         skip!("the kernel has one variant of AUX sampling (CONFIG_PERF_AUX_RUST_COMPARE is off)");
     }

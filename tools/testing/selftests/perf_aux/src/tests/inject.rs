@@ -218,7 +218,7 @@ fn area(ctx: &Ctx) -> Outcome {
                 |_| {
                     let aux = ring.map_aux(&event, pages, mode)?;
                     event.enable()?;
-                    load::spin(200);
+                    source.spin(200);
                     event.disable()?;
                     check!(
                         aux.all().iter().any(|byte| *byte != 0),

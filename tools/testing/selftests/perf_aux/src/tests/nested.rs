@@ -357,6 +357,7 @@ fn failed_snapshot(ctx: &Ctx) -> Outcome {
 /// A sample, taken as in an NMI, at each and every step of the traced task.
 fn every_step(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
+    source.needs_instructions()?;
     // What the stepper reads each instruction with, in the middle of its work.
     let read = function("__get_user_8")?;
     let wanted = ctx.rounds(5_000);
@@ -376,7 +377,7 @@ fn every_step(ctx: &Ctx) -> Outcome {
             check!(!new.is_empty(), "no sample, after {samples}");
             check_sizes(&new, 256, setup.aux_pages * page_size())?;
             source.check_all(&new)?;
-            if let (true, Some(first)) = (source.pattern, new.first()) {
+            if let Some(first) = new.first() {
                 let first = source.check(first)?.unwrap_or(0);
                 check!(first >= last, "a sample at word {first} after {last}");
                 start.get_or_insert(first);

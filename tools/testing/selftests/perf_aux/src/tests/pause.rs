@@ -3,8 +3,8 @@
 //! AUX pause and resume (`attr.aux_action`): who may ask for it, from where it works, and that
 //! nothing is traced meanwhile.
 //!
-//! The `pattern` source, where there is one, counts instructions. So the words that a test finds in
-//! the AUX area are the instructions that its events let through.
+//! Where there is a source that counts instructions, the words that a test finds in the AUX area are
+//! the instructions that its events let through.
 
 use super::faults::{
     faults,
@@ -136,6 +136,14 @@ fn rounds(rounds: u64) {
     };
 }
 
+/// A thousand such rounds, and so many more that a source which a timer writes gets its time.
+fn some_rounds(source: &Source) {
+    rounds(1000);
+    if !source.by_instruction {
+        source.spin(0);
+    }
+}
+
 /// Where the breakpoints that resume and pause are. Far enough from anything else that is run.
 #[inline(never)]
 extern "C" fn resume_here() {
@@ -154,7 +162,7 @@ struct Paused {
     aux: Aux,
     ring: Ring,
     leader: Event,
-    pattern: bool,
+    by_instruction: bool,
 }
 
 impl Paused {
@@ -170,7 +178,7 @@ impl Paused {
             aux,
             ring,
             leader,
-            pattern: source.pattern,
+            by_instruction: source.by_instruction,
         })
     }
 
@@ -187,7 +195,7 @@ impl Paused {
 
     /// Fails unless the trace has grown by at least so many instructions, as far as it tells.
     fn check_some(&self, grown: u64, least: u64, what: &str) -> Outcome {
-        let least = if self.pattern { 8 * least } else { 1 };
+        let least = if self.by_instruction { 8 * least } else { 1 };
         check!(
             grown >= least,
             "{grown} bytes of trace {what}, expected {least} or more"
@@ -219,7 +227,7 @@ fn start_paused(ctx: &Ctx) -> Outcome {
     let mut memory = Pages::new(1)?;
     let grown = paused.run(|| {
         memory.fault();
-        rounds(1000);
+        some_rounds(&source);
     })?;
     paused.check_some(grown, 2000, "after a resume")
 }
@@ -339,7 +347,7 @@ fn each_way(ctx: &Ctx, place: Place) -> Outcome {
 
         let grown = paused.run(|| {
             resume.trigger(End::Resume, &mut memory);
-            rounds(1000);
+            some_rounds(&source);
         })?;
         paused.check_some(grown, 2000, &format!("resumed by {resume:?}"))?;
 
@@ -353,7 +361,7 @@ fn each_way(ctx: &Ctx, place: Place) -> Outcome {
         ctx.diag(format!(
             "resumed by {resume:?}, paused by {pause:?}: {grown} bytes until then"
         ));
-        if source.pattern {
+        if source.by_instruction {
             check!(
                 grown < 8 * LONG,
                 "{grown} bytes of trace, of which {LONG} rounds came after the pause by {pause:?}"
@@ -377,9 +385,12 @@ fn survives_disable(ctx: &Ctx) -> Outcome {
         check_eq!(grown, 0, "bytes while paused, round {round}");
         let grown = paused.run(|| {
             Place::UserBreakpoint.trigger(End::Resume, &mut memory);
+            if !source.by_instruction {
+                source.spin(0);
+            }
         })?;
         paused.check_some(grown, 1, "when resumed")?;
-        let grown = paused.run(|| rounds(1000))?;
+        let grown = paused.run(|| some_rounds(&source))?;
         paused.check_some(grown, 2000, "still resumed")?;
         paused.run(|| Place::UserBreakpoint.trigger(End::Pause, &mut memory))?;
     }
@@ -432,9 +443,7 @@ fn one_task_of_two(ctx: &Ctx) -> Outcome {
     const PARENT: u64 = 100_000;
 
     let source = source(ctx)?;
-    if !source.pattern {
-        skip!("{} does not count instructions", source.pmu.name());
-    }
+    source.needs_instructions()?;
     // Mapping an inherited event needs a CPU; and only on one CPU are they switched directly.
     let cpu = load::cpus()?[0];
     load::pin(cpu)?;

@@ -114,8 +114,8 @@ fn own_tasks_only(ctx: &Ctx) -> Outcome {
         );
         let with_kernel = event.clone().with(|attr| attr.set_exclude_kernel(0));
         check!(
-            errno(&with_kernel).is_some() || source.pmu.name() == "intel_pt" && level < 2,
-            "an event of kernel mode was opened"
+            errno(&with_kernel).is_some() || level < 2,
+            "an event of kernel mode was opened at level {level}"
         );
         let leader = event.open()?;
         let sampler = Attr::cpu_clock(1_000_000)
@@ -207,6 +207,9 @@ fn enter_kernel_often() -> Outcome {
 /// System calls, signals, faults and interrupts leave nothing of the kernel in the trace.
 fn no_kernel_addresses(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
+    if source.pmu.file("caps/psb_periods")?.is_none() {
+        skip!("{} writes no Intel PT packets", source.pmu.name());
+    }
     at_each_level(|_| {
         // The trace as the PMU would make it by default, without the times.
         let event = source.pmu.event(0).open()?;
@@ -342,13 +345,17 @@ fn nothing_after_setuid(ctx: &Ctx) -> Outcome {
             let root = runner.effective_uid() == Some(0);
             check_eq!(root, name == "setuid", "whether {name} runs as root");
 
+            // A program that is stepped may take long to get anywhere, and one that is not has to
+            // do much before a timer comes.
+            let end = Instant::now() + Duration::from_secs(20);
             runner.feed()?;
+            while aux.all().iter().all(|byte| *byte == 0) && Instant::now() < end {
+                runner.feed()?;
+            }
             let before = aux.all();
             runner.feed()?;
-            // A program that is stepped may take long to get anywhere.
-            let end = Instant::now() + Duration::from_secs(20);
             while !root && aux.all() == before && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(10));
+                runner.feed()?;
             }
             let moved = aux.all() != before;
             let over = notify::poll(&event, Duration::ZERO)? & libc::POLLHUP != 0;

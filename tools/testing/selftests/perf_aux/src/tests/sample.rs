@@ -273,7 +273,7 @@ fn bytes(ctx: &Ctx) -> Outcome {
             })?;
             check_sizes(&samples, asked, area)?;
             source.check_all(&samples)?;
-            if source.pattern {
+            if source.by_instruction {
                 let last = samples
                     .last()
                     .map(|sample| source.check(sample))
@@ -292,9 +292,7 @@ fn bytes(ctx: &Ctx) -> Outcome {
 /// Samples at every position of a one-page area relative to its end.
 fn every_position(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
-    if !source.pattern {
-        skip!("{} has no pattern source", source.pmu.name());
-    }
+    source.needs_instructions()?;
     let words = page_size() / 8;
     for asked in [64, 4096] {
         let setup = Setup {

@@ -10,10 +10,12 @@
 //! this crate can't predict; for them only sizes are checked.
 
 use perf_aux::group::Setup;
+use perf_aux::load;
 use perf_aux::record::Sample;
 use perf_aux::sys::Pmu;
 use perf_aux::{
     check,
+    skip,
     Ctx,
     Outcome,
     Stop, //
@@ -24,6 +26,9 @@ pub struct Source {
     pub pmu: Pmu,
     pub config: u64,
     pub pattern: bool,
+    /// There is a word for each instruction in user mode, so that a program decides how many there
+    /// are.
+    pub by_instruction: bool,
 }
 
 impl Source {
@@ -32,10 +37,30 @@ impl Source {
         let chosen = pmu.config("pattern", 1)?;
         let always = pmu.file("caps/pattern")?.as_deref() == Some("1");
         Ok(Source {
-            pmu,
-            config: chosen.unwrap_or(0),
+            // One that can be chosen in place of a trace of instructions counts them.
+            by_instruction: chosen.is_some(),
             pattern: always || chosen.is_some(),
+            config: chosen.unwrap_or(0),
+            pmu,
         })
+    }
+
+    /// Skips a test in which a program must decide what is written.
+    pub fn needs_instructions(&self) -> Outcome {
+        if !self.by_instruction {
+            skip!(
+                "{} has no pattern that counts instructions",
+                self.pmu.name()
+            );
+        }
+        Ok(())
+    }
+
+    /// Runs some instructions in user mode, of which a trace of instructions shows `rounds` times
+    /// eight or so. One that a timer writes gets the time for more than a word.
+    pub fn spin(&self, rounds: u64) {
+        let by_timer = self.pattern && !self.by_instruction;
+        load::spin(if by_timer { 1_000_000 + rounds } else { rounds });
     }
 
     /// The usual group with this source as its leader.
