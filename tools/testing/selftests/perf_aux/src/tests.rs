@@ -17,6 +17,7 @@ mod notify;
 mod pause;
 mod privilege;
 mod race;
+mod redirect;
 mod sample;
 mod source;
 mod stack;
@@ -40,6 +41,7 @@ pub const SUITES: &[&[Test]] = &[
     race::TESTS,
     fuzz::TESTS,
     pause::TESTS,
+    redirect::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,
 ];
