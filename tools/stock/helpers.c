@@ -70,6 +70,7 @@ static int probe_unregister(const char *name, void *probe, void *data)
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #pragma GCC diagnostic ignored "-Wmissing-declarations"
 
+#include "../../rust/helpers/irqflags.c"
 #include "../../rust/helpers/perf.c"
 
 /* As in kernel/events/uprobes.c; compared with the running kernel's when this is built. */

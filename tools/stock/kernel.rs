@@ -6,12 +6,24 @@
 
 pub use linux::*;
 
-// The directory, so that the parts of `perf` are looked for where they are.
+// The directory, so that the parts are looked for where they are.
 #[path = "../../rust/kernel"]
 mod dir {
+    pub mod nmi;
     pub mod perf;
+
+    /// That of the kernel crate, and what it lacks.
+    pub mod module_param {
+        pub use linux::module_param::*;
+
+        pub mod string;
+    }
 }
-pub use dir::perf;
+pub use dir::{
+    module_param,
+    nmi,
+    perf, //
+};
 
 /// The kernel crate's bindings, and what they lack.
 #[allow(

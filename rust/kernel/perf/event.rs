@@ -21,10 +21,7 @@ use super::{
     Pmu, //
 };
 use crate::{
-    nmi::{
-        NmiCell,
-        NmiLike, //
-    },
+    nmi::NmiCell,
     prelude::*,
     sync::atomic::{
         ordering::Relaxed,
@@ -156,6 +153,19 @@ unsafe fn cpu(event: *mut bindings::perf_event) -> Option<u32> {
     u32::try_from(unsafe { (&raw const (*event).cpu).read_volatile() }).ok()
 }
 
+/// What `event` has for sampling. Events of this crate's PMUs use no other variant of the union.
+///
+/// # Safety
+///
+/// `event` must be valid.
+#[inline(always)]
+unsafe fn sampling(
+    event: *mut bindings::perf_event,
+) -> *mut bindings::hw_perf_event__bindgen_ty_2__bindgen_ty_1 {
+    // SAFETY: By the safety requirements. A pointer to a union is one to any of its variants.
+    unsafe { (&raw mut (*event).hw.__bindgen_anon_2).cast() }
+}
+
 /// A `struct perf_event` of the PMU `P`.
 ///
 /// # Invariants
@@ -218,13 +228,8 @@ impl<P: Pmu> Event<P> {
     /// What is left of the sampling period (`hw.period_left`).
     #[inline]
     fn left(&self) -> &Atomic<i64> {
-        let hw = self.as_raw();
-        // SAFETY: As in `add_count`. Events of this crate's PMUs use no other variant of the union.
-        unsafe {
-            Atomic::from_ptr(
-                (&raw mut (*hw).hw.__bindgen_anon_2.__bindgen_anon_1.period_left).cast(),
-            )
-        }
+        // SAFETY: As in `add_count`.
+        unsafe { Atomic::from_ptr((&raw mut (*sampling(self.as_raw())).period_left).cast()) }
     }
 
     /// The counter value up to which the event's count is right (`hw.prev_count`).
@@ -360,9 +365,8 @@ impl<P: Pmu> OnCpu<P> {
                 left = period;
             }
             self.left().store(left, Relaxed);
-            let hw = self.as_raw();
             // SAFETY: The event is valid, and only this CPU writes the field.
-            unsafe { (*hw).hw.__bindgen_anon_2.__bindgen_anon_1.last_period = period as u64 };
+            unsafe { (*sampling(self.as_raw())).last_period = period as u64 };
         }
         left as u64
     }
@@ -386,7 +390,10 @@ mod overflow {
     //! The end of a sampling period.
 
     use super::*;
-    use crate::perf::Registration;
+    use crate::{
+        nmi::NmiLike,
+        perf::Registration, //
+    };
 
     /// The registers that a sample of `event` is about, or null if `event` excludes where this
     /// interrupt has come. Not generic, so that it is compiled into the kernel.
@@ -414,7 +421,7 @@ mod overflow {
         }
         // SAFETY: The event is valid and on this CPU, and the sample is this function's own.
         unsafe {
-            let period = (*event).hw.__bindgen_anon_2.__bindgen_anon_1.last_period;
+            let period = (*sampling(event)).last_period;
             let mut sample = core::mem::MaybeUninit::<bindings::perf_sample_data>::uninit();
             bindings::perf_sample_data_init(sample.as_mut_ptr(), 0, period);
             bindings::perf_event_overflow(event, sample.as_mut_ptr(), regs) != 0

@@ -67,6 +67,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
+    ptr,
     sync::atomic::{
         compiler_fence,
         Ordering::SeqCst, //
@@ -165,11 +166,14 @@ impl<T: Pmu> Registration<T> {
                 // SAFETY: These fields were initialized above; nothing else refers to them yet.
                 let (groups, name, parent) = unsafe {
                     let this = this.as_ptr();
-                    let parent = (*this).parent.as_ref();
+                    let parent = (*this).parent.as_deref();
                     (
                         (*this).groups.as_ptr(),
                         &(*this).name,
-                        parent.map_or(core::ptr::null_mut(), |parent| parent.as_raw()),
+                        // A `Device` is a `struct device`.
+                        parent.map_or(ptr::null_mut(), |parent| {
+                            ptr::from_ref::<Device>(parent).cast_mut().cast()
+                        }),
                     )
                 };
                 sysfs::check_name(name, parent)?;
@@ -566,7 +570,7 @@ impl<T: Pmu> VTable<T> {
             let module = this_module::<T::OwnerModule>().as_ptr();
             Ok(Area::new(data, this.owner, module)?.as_ptr().cast())
         };
-        area().unwrap_or(core::ptr::null_mut())
+        area().unwrap_or(ptr::null_mut())
     }
 
     /// # Safety

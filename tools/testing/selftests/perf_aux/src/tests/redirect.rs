@@ -51,10 +51,10 @@ fn clock() -> Attr {
 }
 
 /// The event writes into its AUX area, which only grows while it is on.
-fn check_works(event: &Event, ring: &Ring, what: &str) -> Outcome {
+fn check_works(source: &Source, event: &Event, ring: &Ring, what: &str) -> Outcome {
     let before = ring.aux_head();
     event.enable()?;
-    load::spin(1000);
+    source.spin(1000);
     event.disable()?;
     check!(ring.aux_head() != before, "nothing was written {what}");
     ring.set_aux_tail(ring.aux_head());
@@ -112,10 +112,10 @@ fn not_mapped(ctx: &Ctx) -> Outcome {
     // Mapped a second time by its own event, it stays when the first mapping goes.
     let second = map(&ring, &owner)?;
     drop(aux);
-    check_works(&owner, &ring, "through the second mapping")?;
+    check_works(&source, &owner, &ring, "through the second mapping")?;
     drop(second);
     let aux = map(&ring, &owner)?;
-    check_works(&owner, &ring, "in a new area")?;
+    check_works(&source, &owner, &ring, "in a new area")?;
     drop((aux, event));
     check!(ring.head() >= head, "data_head went back");
     Ok(())
@@ -163,7 +163,7 @@ fn other_pmu(ctx: &Ctx) -> Outcome {
     refused(&owner, "directly")?;
     refused(&between, "through an event without AUX")?;
     event.enable()?;
-    check_works(&owner, &ring, "after the refusals")?;
+    check_works(&source, &owner, &ring, "after the refusals")?;
     event.disable()?;
     // What has no AUX area itself, and what is of the PMU, may still come.
     clock().open()?.set_output(&between)?;
