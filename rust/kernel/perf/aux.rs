@@ -502,3 +502,179 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
         self.transaction.as_raw()
     }
 }
+
+#[cfg(not(PERF_IN_MODULE))]
+#[macros::kunit_tests(rust_perf_aux)]
+mod tests {
+    use super::*;
+
+    /// A buffer with an AUX area of one page, and an event that it is the ring of.
+    struct Ring {
+        event: KBox<bindings::perf_event>,
+        rb: KBox<bindings::perf_buffer>,
+        _user_page: KBox<bindings::perf_event_mmap_page>,
+        page: KBox<[u8; PAGE_SIZE]>,
+        pages: KBox<[*mut c_void; 1]>,
+    }
+
+    /// # Safety
+    ///
+    /// All zeros must be a value of `T`.
+    unsafe fn zeroed<T>() -> Result<KBox<T>> {
+        let mut memory = KBox::<T>::new_uninit(GFP_KERNEL)?;
+        // SAFETY: The memory is this function's own; the rest is the caller's promise.
+        unsafe {
+            memory.as_mut_ptr().write_bytes(0, 1);
+            Ok(memory.assume_init())
+        }
+    }
+
+    /// An area whose data is a number, of nobody's module.
+    fn area(owner: u64) -> Result<NonNull<Area>> {
+        Area::new(7u64, owner, ptr::null_mut())
+    }
+
+    impl Ring {
+        /// The area is what `free_aux` frees.
+        fn new(
+            area: NonNull<Area>,
+            free_aux: unsafe extern "C" fn(*mut c_void),
+            overwrite: bool,
+        ) -> Result<KBox<Self>> {
+            // SAFETY: All of them are plain data of C.
+            let (event, rb, user_page) = unsafe { (zeroed()?, zeroed()?, zeroed()?) };
+            let mut ring = KBox::new(
+                Self {
+                    event,
+                    rb,
+                    _user_page: user_page,
+                    page: KBox::new([0; PAGE_SIZE], GFP_KERNEL)?,
+                    pages: KBox::new([ptr::null_mut(); 1], GFP_KERNEL)?,
+                },
+                GFP_KERNEL,
+            )?;
+            ring.pages[0] = ring.page.as_mut_ptr().cast();
+            let pages = ring.pages.as_mut_ptr();
+            let user_page = &raw mut *ring._user_page;
+            let rb = &mut ring.rb;
+            rb.refcount.refs.counter = 2;
+            rb.aux_mmap_count.refs.counter = 1;
+            rb.aux_refcount.refs.counter = 1;
+            rb.aux_nr_pages = 1;
+            rb.aux_pages = pages;
+            rb.aux_overwrite = overwrite.into();
+            rb.aux_watermark = PAGE_SIZE as c_long / 2;
+            rb.aux_priv = area.as_ptr().cast();
+            rb.free_aux = Some(free_aux);
+            rb.user_page = user_page;
+            ring.event.rb = &raw mut *ring.rb;
+            Ok(ring)
+        }
+
+        /// Opens a transaction of the registration `owner`.
+        fn open(&mut self, owner: u64) -> Transaction {
+            let mut transaction = Transaction::closed(owner);
+            let event = &raw mut *self.event;
+            crate::nmi::irqs_off(|_| {
+                // SAFETY: The event is there, nobody else's, and this is its CPU for now.
+                unsafe { transaction.open(event) };
+            });
+            transaction
+        }
+
+        /// Whether a transaction left nothing behind.
+        fn is_idle(&self) -> bool {
+            self.rb.aux_nest == 0
+                && self.rb.refcount.refs.counter == 2
+                && self.rb.aux_refcount.refs.counter == 1
+        }
+    }
+
+    unsafe extern "C" fn someone_elses(_: *mut c_void) {}
+
+    /// Another registration of the same driver, or another driver, gets nothing.
+    #[test]
+    fn the_area_is_the_registrations_own() -> Result {
+        let (owner, other) = (new_owner(), new_owner());
+        let area = area(owner)?;
+        let mut ring = Ring::new(area, free_aux, true)?;
+        assert!(!ring.open(other).is_open());
+        assert!(ring.is_idle());
+
+        let mut own = ring.open(owner);
+        assert!(own.is_open());
+        own.close();
+        assert!(ring.is_idle());
+        // SAFETY: The area is not used any more.
+        unsafe { free_aux(area.as_ptr().cast()) };
+        Ok(())
+    }
+
+    /// What a PMU in C has for its own is not looked at.
+    #[test]
+    fn another_pmus_area_is_not_ours() -> Result {
+        let owner = new_owner();
+        let area = area(owner)?;
+        let mut ring = Ring::new(area, someone_elses, true)?;
+        assert!(!ring.open(owner).is_open());
+        assert!(ring.is_idle());
+        // SAFETY: The area is not used any more.
+        unsafe { free_aux(area.as_ptr().cast()) };
+        Ok(())
+    }
+
+    /// A snapshot goes round the area; its end is an offset in it.
+    #[test]
+    fn snapshots_go_round() -> Result {
+        let owner = new_owner();
+        let area = area(owner)?;
+        let mut ring = Ring::new(area, free_aux, true)?;
+        let mut transaction = ring.open(owner);
+        for byte in 0..=u8::MAX {
+            for _ in 0..3 {
+                assert!(transaction.put(&[byte; 7]));
+            }
+        }
+        let written = 256 * 3 * 7;
+        assert_eq!(transaction.head, written as u64);
+        transaction.close();
+        assert_eq!(ring.rb.aux_head as usize, written % PAGE_SIZE);
+        assert!(!transaction.put(&[1]));
+        // The last page's worth of what was written, in its place.
+        for at in written - PAGE_SIZE..written {
+            assert_eq!(ring.page[at % PAGE_SIZE], (at / 21) as u8);
+        }
+        // SAFETY: The area is not used any more.
+        unsafe { free_aux(area.as_ptr().cast()) };
+        Ok(())
+    }
+
+    /// A full trace ends where its room does, whatever is put.
+    #[test]
+    fn a_full_trace_keeps_to_its_room() -> Result {
+        let owner = new_owner();
+        let area = area(owner)?;
+        let mut ring = Ring::new(area, free_aux, false)?;
+        let mut transaction = ring.open(owner);
+        assert!(transaction.is_open());
+        // One byte is kept free, as in every ring.
+        let room = transaction.limit - transaction.head;
+        assert_eq!(room, PAGE_SIZE as u64 - 1);
+        while transaction.limit - transaction.head >= 8 {
+            assert!(transaction.put(&[1; 8]));
+        }
+        assert!(!transaction.put(&[2; 8]));
+        // SAFETY: An AUX handle uses this variant of the union.
+        let flags = unsafe { transaction.handle.__bindgen_anon_1.aux_flags };
+        assert_eq!(flags, u64::from(bindings::PERF_AUX_FLAG_TRUNCATED));
+        assert!(transaction.head <= transaction.limit);
+        assert!(!ring.page.contains(&2));
+        // What the end says is not of interest here, and there is no ring to say it to.
+        transaction.head = transaction.begin;
+        transaction.handle.__bindgen_anon_1.aux_flags = 0;
+        transaction.close();
+        // SAFETY: The area is not used any more.
+        unsafe { free_aux(area.as_ptr().cast()) };
+        Ok(())
+    }
+}

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
             tests::stress::TESTS,
             tests::density::TESTS,
             tests::refuse::TESTS,
+            tests::idle::TESTS,
         ],
     )
 }

@@ -5,6 +5,7 @@
 pub mod code;
 pub mod density;
 pub mod filter;
+pub mod idle;
 pub mod oracle;
 pub mod pause;
 pub mod record;
