@@ -32,5 +32,8 @@ if [ -n "${MODULE:-}" ]; then
 		echo "error: ${MODULE##*/} could not be loaded (see the kernel's words above)"
 		exit 1
 	} >&2
+	for more in ${MORE_MODULES:-}; do
+		insmod "$more" || exit 1
+	done
 fi
 guest_step "run the command"

@@ -145,8 +145,8 @@ impl Ctx {
         diag(text);
     }
 
-    /// The AUX PMU to test: that of `--pmu`, or the first one that can snapshot. Skips when there
-    /// is none.
+    /// The AUX PMU to test: that of `--pmu`, or one that can snapshot, `soft_pt` and `intel_pt`
+    /// before others. Skips when there is none.
     pub fn pmu(&self) -> std::result::Result<Pmu, Stop> {
         if let Some(name) = &self.pmu {
             let Some(pmu) = Pmu::find(name)? else {
@@ -157,7 +157,14 @@ impl Ctx {
             }
             return Ok(pmu);
         }
-        for pmu in Pmu::all()? {
+        let mut pmus = Pmu::all()?;
+        let rank = |pmu: &Pmu| match pmu.name() {
+            "soft_pt" => 0,
+            "intel_pt" => 1,
+            _ => 2,
+        };
+        pmus.sort_by_key(rank);
+        for pmu in pmus {
             // What an event of a PMU needs that has no AUX area, nobody here knows.
             if pmu.can_snapshot().unwrap_or(false) {
                 return Ok(pmu);
@@ -227,7 +234,7 @@ const HELP: &str = "\
   --list          print the names of the tests
   --filter TEXT   run only tests whose name contains TEXT, or matches it if it has a *; may be
                   repeated
-  --pmu NAME      the AUX PMU to test (default: the first that has snapshot_aux)
+  --pmu NAME      the AUX PMU to test (default: soft_pt, intel_pt, or any that has snapshot_aux)
   --seed N        seed of every random choice (default: by the clock, and printed)
   --repeat N      run each test N times
   --slow N        multiply every time limit by N (default: 6 on a kernel with lockdep, else 1)
