@@ -11,6 +11,7 @@
 //! perf record -e clock/ns/ -F 1000 -- PROGRAM         # a thousand times a second
 //! ```
 
+use core::num::NonZero;
 use kernel::{
     nmi::{
         CpuLocal,
@@ -41,7 +42,6 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use core::num::NonZero;
 
 module! {
     type: ClockModule,

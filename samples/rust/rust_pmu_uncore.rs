@@ -9,6 +9,7 @@
 //! perf stat -a -e package_clock/ticks/ --per-socket -I 1000
 //! ```
 
+use core::num::NonZero;
 use kernel::{
     fmt,
     nmi::NmiLike,
@@ -32,7 +33,6 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use core::num::NonZero;
 
 module! {
     type: PackageModule,

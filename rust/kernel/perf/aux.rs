@@ -252,7 +252,10 @@ impl Transaction {
             let room = self.handle.size as u64;
             (head.saturating_add(room), self.handle.wakeup as u64)
         };
-        self.ready = self.limit.min(self.wakeup).min(head.wrapping_add(i64::MAX as u64));
+        self.ready = self
+            .limit
+            .min(self.wakeup)
+            .min(head.wrapping_add(i64::MAX as u64));
         self.until = head;
         true
     }
@@ -419,7 +422,9 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
         let owned = self.transaction.area.cast::<Owned<P::Aux>>();
         // SAFETY: While the transaction is open, the core keeps the area. It is one that a
         // `Registration<P>` has set up, with a `P::Aux`.
-        self.transaction.is_open().then(|| unsafe { &(*owned).data })
+        self.transaction
+            .is_open()
+            .then(|| unsafe { &(*owned).data })
     }
 
     /// The size of the AUX area in bytes, a power of two.

@@ -139,7 +139,8 @@ impl Attr<'_> {
 #[inline]
 unsafe fn is_sampling(event: *mut bindings::perf_event) -> bool {
     // SAFETY: By the safety requirements. `ioctl(2)` changes the period, but never from or to 0.
-    let period = unsafe { (&raw const (*event).attr.__bindgen_anon_1.sample_period).read_volatile() };
+    let period =
+        unsafe { (&raw const (*event).attr.__bindgen_anon_1.sample_period).read_volatile() };
     period != 0
 }
 

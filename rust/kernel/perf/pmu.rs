@@ -5,8 +5,8 @@
 use super::{
     bindings,
     AddressFilters,
-    AttributeGroup,
     Attr,
+    AttributeGroup,
     Current,
     Event,
     Field,

@@ -373,7 +373,9 @@ impl<T: Pmu> VTable<T> {
         this.driver.del(event, &cx);
         // Whatever the driver has made of it.
         Self::end(event, &cx);
-        this.current.as_ref().inspect(|current| current.release(&cx));
+        this.current
+            .as_ref()
+            .inspect(|current| current.release(&cx));
     }
 
     /// # Safety
@@ -381,8 +383,12 @@ impl<T: Pmu> VTable<T> {
     /// To be called by the perf core, with interrupts off, on the CPU that does `event`.
     unsafe extern "C" fn start(event: *mut bindings::perf_event, flags: c_int) {
         // SAFETY: The core calls this for an initialized event of this PMU.
-        let (driver, event) =
-            unsafe { (Registration::<T>::driver_of(event), OnCpu::<T>::from_raw(event)) };
+        let (driver, event) = unsafe {
+            (
+                Registration::<T>::driver_of(event),
+                OnCpu::<T>::from_raw(event),
+            )
+        };
         if flags & bindings::PERF_EF_RESUME as c_int != 0 {
             if event.is_running() {
                 // SAFETY: `perf_event_aux_pause()` has switched interrupts off, and may be in an
@@ -407,8 +413,12 @@ impl<T: Pmu> VTable<T> {
     /// To be called by the perf core, with interrupts off, on the CPU that does `event`.
     unsafe extern "C" fn stop(event: *mut bindings::perf_event, flags: c_int) {
         // SAFETY: The core calls this for an initialized event of this PMU.
-        let (driver, event) =
-            unsafe { (Registration::<T>::driver_of(event), OnCpu::<T>::from_raw(event)) };
+        let (driver, event) = unsafe {
+            (
+                Registration::<T>::driver_of(event),
+                OnCpu::<T>::from_raw(event),
+            )
+        };
         let update = flags & bindings::PERF_EF_UPDATE as c_int != 0;
         if flags & bindings::PERF_EF_PAUSE as c_int != 0 {
             if event.is_running() {
@@ -515,8 +525,12 @@ impl<T: Pmu> VTable<T> {
     unsafe extern "C" fn read(event: *mut bindings::perf_event) {
         if T::HAS_READ {
             // SAFETY: The core calls this for an initialized event of this PMU.
-            let (driver, event) =
-                unsafe { (Registration::<T>::driver_of(event), Event::<T>::from_raw(event)) };
+            let (driver, event) = unsafe {
+                (
+                    Registration::<T>::driver_of(event),
+                    Event::<T>::from_raw(event),
+                )
+            };
             // SAFETY: Interrupts are off; a sibling that overflows in an NMI reads its group.
             let cx = unsafe { NmiLike::new() };
             // SAFETY: `hw.state` is an int, here only looked at.
@@ -585,8 +599,12 @@ impl<T: Pmu> VTable<T> {
         // SAFETY: `perf_pmu_snapshot_aux()` has switched interrupts off.
         let cx = unsafe { NmiLike::new() };
         // SAFETY: The core calls this for an initialized event of this PMU.
-        let (driver, event) =
-            unsafe { (Registration::<T>::driver_of(event), OnCpu::<T>::from_raw(event)) };
+        let (driver, event) = unsafe {
+            (
+                Registration::<T>::driver_of(event),
+                OnCpu::<T>::from_raw(event),
+            )
+        };
         // SAFETY: By the safety requirements.
         let mut out = unsafe { SampleOutput::new(handle, size, &cx) };
         driver.snapshot_aux(event, &mut out, &cx);

@@ -100,14 +100,7 @@ fn clock() -> Clock {
 
 impl Open {
     #[inline(always)]
-    fn retire(
-        &mut self,
-        out: &mut impl Output,
-        trace: &mut Trace,
-        from: u64,
-        insn: Insn,
-        to: u64,
-    ) {
+    fn retire(&mut self, out: &mut impl Output, trace: &mut Trace, from: u64, insn: Insn, to: u64) {
         if self.sampled {
             self.part_sample(out, trace, from);
         }
@@ -134,14 +127,7 @@ impl Open {
 
     /// An instruction [at a border](is_at_border) has retired.
     #[inline(never)]
-    fn cross(
-        &mut self,
-        out: &mut impl Output,
-        trace: &mut Trace,
-        from: u64,
-        insn: Insn,
-        to: u64,
-    ) {
+    fn cross(&mut self, out: &mut impl Output, trace: &mut Trace, from: u64, insn: Insn, to: u64) {
         if !branched(from, insn, to) {
             return;
         }

@@ -26,7 +26,8 @@ fn counter(cpu: usize) -> Result<Event, Stop> {
     if !is_root() {
         skip!("a breakpoint in the kernel needs root");
     }
-    let probe = |name: &str, _: Option<&str>| name.contains("step4task") && name.ends_with("on_switch");
+    let probe =
+        |name: &str, _: Option<&str>| name.contains("step4task") && name.ends_with("on_switch");
     let address = match sys::find_kernel_symbol(probe)? {
         Some(name) => sys::kernel_symbol(&name)?,
         None => None,
@@ -35,7 +36,12 @@ fn counter(cpu: usize) -> Result<Event, Stop> {
         skip!("/proc/kallsyms does not tell the address of the stepper's probe");
     };
     let attr = Attr::exec_breakpoint(address, 1 << 40);
-    Ok(attr.exclude_user().exclude_hv().pid(-1).cpu(cpu as i32).open()?)
+    Ok(attr
+        .exclude_user()
+        .exclude_hv()
+        .pid(-1)
+        .cpu(cpu as i32)
+        .open()?)
 }
 
 /// How often this task's CPU comes by while the task sleeps again and again.
@@ -54,15 +60,25 @@ fn no_probes(ctx: &Ctx) -> Outcome {
     let counter = counter(0)?;
     counter.enable()?;
     for round in 0..3 {
-        check_eq!(hits(&counter)?, 0, "probes run without an event, round {round}");
+        check_eq!(
+            hits(&counter)?,
+            0,
+            "probes run without an event, round {round}"
+        );
         let first = pmu.event(0).open()?;
         let second = pmu.event(0).open().ok();
         let with = hits(&counter)?;
-        check!(with >= 50, "{with} probes run while an event exists, round {round}");
+        check!(
+            with >= 50,
+            "{with} probes run while an event exists, round {round}"
+        );
         drop(first);
         if second.is_some() {
             let with = hits(&counter)?;
-            check!(with >= 50, "{with} probes run with one event left, round {round}");
+            check!(
+                with >= 50,
+                "{with} probes run with one event left, round {round}"
+            );
         }
     }
     Ok(())
