@@ -108,7 +108,7 @@ impl Pmu for Pattern {
 
     fn timer(&self, event: &OnCpu<Self>, cx: &IrqsOff<'_>) -> Option<Delta> {
         if !event.aux_paused() {
-            let room = event.with_aux(|_, aux| {
+            let room = event.with_aux(|(), aux| {
                 if !aux.reserve(WORD, cx) {
                     return false;
                 }
@@ -124,7 +124,7 @@ impl Pmu for Pattern {
 
     fn snapshot_aux(&self, event: &OnCpu<Self>, out: &mut SampleOutput<'_>, _cx: &NmiLike<'_>) {
         // What is not copied is zeroed: in full-trace mode, and in an NMI that interrupts `timer`.
-        event.with_aux(|_, aux| out.copy_aux(aux, out.left()));
+        event.with_aux(|(), aux| out.copy_aux(aux, out.left()));
     }
 }
 

@@ -91,6 +91,9 @@ pub(super) fn new_owner() -> u64 {
 impl Area {
     /// An area of the registration `owner`.
     pub(super) fn new<T>(data: T, owner: u64, module: *mut module) -> Result<NonNull<Self>> {
+        /// # Safety
+        ///
+        /// To be called once, with an area that this function's caller has made.
         unsafe fn drop_owned<T>(area: *mut Area) {
             // SAFETY: The area is the first field of an `Owned<T>` in a box of its own.
             drop(unsafe { KBox::from_raw(area.cast::<Owned<T>>()) });
@@ -142,8 +145,8 @@ pub(super) unsafe extern "C" fn free_aux(aux: *mut c_void) {
 /// an array of addresses of whole pages, of which there are `mask + 1` bytes, a power of two; they
 /// are those of the buffer's AUX area. While it is null, `limit` is `head`.
 ///
-/// `until` is at most `limit`. For each `at` from `head` up to it, `base + at` is the address of the
-/// byte of the area that `at` stands for.
+/// `until` is at most `limit`. For each `at` from `head` up to it, `base + at` is the address of
+/// the byte of the area that `at` stands for.
 pub(super) struct Transaction {
     handle: bindings::perf_output_handle,
     owner: u64,
@@ -228,7 +231,8 @@ impl Transaction {
                 (*rb).aux_overwrite != 0,
             )
         };
-        let ours = free.is_some_and(|free| ptr::fn_addr_eq(free, free_aux as unsafe extern "C" fn(*mut c_void)))
+        let own: unsafe extern "C" fn(*mut c_void) = free_aux;
+        let ours = free.is_some_and(|free| ptr::fn_addr_eq(free, own))
             // SAFETY: What this function frees is an `Area`.
             && unsafe { (*area).owner } == self.owner;
         if !ours {
@@ -415,16 +419,17 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
         })
     }
 
-    /// What [`Pmu::setup_aux`] has returned for this area. [`None`] after [`reserve`](Self::reserve)
-    /// has ended the trace.
+    /// What [`Pmu::setup_aux`] has returned for this area. [`None`] after
+    /// [`reserve`](Self::reserve) has ended the trace.
     #[inline(always)]
     pub fn data(&self) -> Option<&P::Aux> {
         let owned = self.transaction.area.cast::<Owned<P::Aux>>();
+        if !self.transaction.is_open() {
+            return None;
+        }
         // SAFETY: While the transaction is open, the core keeps the area. It is one that a
         // `Registration<P>` has set up, with a `P::Aux`.
-        self.transaction
-            .is_open()
-            .then(|| unsafe { &(*owned).data })
+        Some(unsafe { &(*owned).data })
     }
 
     /// The size of the AUX area in bytes, a power of two.
@@ -485,9 +490,9 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
         false
     }
 
-    /// Appends `bytes`. If there is no room for all of them, none is written, the trace is marked as
-    /// truncated, and the answer is `false`. With what was [reserved](Self::reserve) that does not
-    /// happen.
+    /// Appends `bytes`. If there is no room for all of them, none is written, the trace is marked
+    /// as truncated, and the answer is `false`. With what was [reserved](Self::reserve) that does
+    /// not happen.
     ///
     /// Readers are told of them when the transaction ends, or at [`reserve`](Self::reserve).
     #[inline(always)]
@@ -595,6 +600,9 @@ mod tests {
         }
     }
 
+    /// # Safety
+    ///
+    /// None is needed.
     unsafe extern "C" fn someone_elses(_: *mut c_void) {}
 
     /// Another registration of the same driver, or another driver, gets nothing.

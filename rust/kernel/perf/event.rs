@@ -172,7 +172,7 @@ unsafe fn sampling(
 /// # Invariants
 ///
 /// The event's `pmu` is the one inside a `Registration<P>`, and its `pmu_private` points to a
-/// [`Private<P>`] that is not freed before the event's `destroy` callback.
+/// `Private<P>` that is not freed before the event's `destroy` callback.
 #[repr(transparent)]
 pub struct Event<P>(Opaque<bindings::perf_event>, PhantomData<P>);
 
@@ -246,7 +246,8 @@ impl<P: Pmu> Event<P> {
         self.prev_count().store(now as i64, Relaxed);
     }
 
-    /// Adds what the PMU's counter has counted until it was `now`. Callers may interrupt each other.
+    /// Adds what the PMU's counter has counted until it was `now`. Callers may interrupt each
+    /// other.
     #[inline]
     pub(super) fn count_to(&self, now: u64) {
         let mut before = self.prev_count().load(Relaxed);

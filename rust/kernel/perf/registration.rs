@@ -321,8 +321,8 @@ impl<T: Pmu> VTable<T> {
 
     /// # Safety
     ///
-    /// To be called by the perf core, once, with an event for which [`event_init`](Self::event_init)
-    /// has succeeded, that is on no CPU and will never be again.
+    /// To be called by the perf core, once, with an event for which
+    /// [`event_init`](Self::event_init) has succeeded, that is on no CPU and will never be again.
     unsafe extern "C" fn destroy(event: *mut bindings::perf_event) {
         // SAFETY: The pointer is the one that `event_init` has stored.
         drop(unsafe { KBox::from_raw((*event).pmu_private.cast::<Private<T>>()) });

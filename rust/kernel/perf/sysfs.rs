@@ -221,7 +221,7 @@ impl<T: Pmu> Group for GroupOf<T> {
 }
 
 impl<T: Pmu> GroupOf<T> {
-    fn new(
+    fn boxed(
         name: Option<&'static CStr>,
         files: impl Iterator<Item = (&'static CStr, Shown<T>)>,
     ) -> Result<KBox<dyn Group>> {
@@ -296,7 +296,7 @@ impl Groups {
             }
             add_name(&mut top, c"format")?;
             let files = T::FORMAT.iter().map(|f| (f.name(), Shown::<T>::Field(f)));
-            groups.push(GroupOf::new(Some(c"format"), files)?, GFP_KERNEL)?;
+            groups.push(GroupOf::boxed(Some(c"format"), files)?, GFP_KERNEL)?;
         }
         for group in T::GROUPS {
             let mut names = KVec::new();
@@ -315,7 +315,7 @@ impl Groups {
                 .attributes
                 .iter()
                 .map(|attribute| (attribute.name, Shown::Attribute(attribute)));
-            groups.push(GroupOf::<T>::new(group.name, files)?, GFP_KERNEL)?;
+            groups.push(GroupOf::<T>::boxed(group.name, files)?, GFP_KERNEL)?;
         }
 
         let mut pointers = KVec::with_capacity(groups.len() + 1, GFP_KERNEL)?;

@@ -354,8 +354,8 @@ mod cases {
             let here = CpuId::current().as_u32() as c_int;
             let active = bindings::perf_event_state_PERF_EVENT_STATE_ACTIVE;
             let inactive = bindings::perf_event_state_PERF_EVENT_STATE_INACTIVE;
-            // State, CPU, has it a buffer, is a transaction open, is the area a ring of what came last,
-            // is a snapshot under way; what can be sampled.
+            // State, CPU, has it a buffer, is a transaction open, is the area a ring of what came
+            // last, is a snapshot under way; what can be sampled.
             let table = [
                 (active, here, true, 1, 1, 0, 4 * PAGE_SIZE as u64),
                 (inactive, here, true, 1, 1, 0, 0),

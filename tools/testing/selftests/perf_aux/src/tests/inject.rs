@@ -7,7 +7,6 @@
 //! in the kernel. Which there are is found by going on until one is never reached.
 
 use super::source::Source;
-use perf_aux::load;
 use perf_aux::ring::{
     AuxMode,
     Ring, //

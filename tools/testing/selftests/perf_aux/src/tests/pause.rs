@@ -3,8 +3,8 @@
 //! AUX pause and resume (`attr.aux_action`): who may ask for it, from where it works, and that
 //! nothing is traced meanwhile.
 //!
-//! Where there is a source that counts instructions, the words that a test finds in the AUX area are
-//! the instructions that its events let through.
+//! Where there is a source that counts instructions, the words that a test finds in the AUX area
+//! are the instructions that its events let through.
 
 use super::faults::{
     faults,

@@ -5,9 +5,9 @@
 //! A PMU with a `pattern` format field can write a 64-bit counter in place of its trace, and one
 //! whose `caps/pattern` reads 1 writes nothing else: word `n` of an AUX area, counted from when it
 //! was mapped, is the number `n`, little-endian, at byte `8 * n`. When it writes a word is its own
-//! affair. So a sample taken when `n` words were written ends with the word `n - 1`, each word is one
-//! more than the one before it, and what lies before word 0 is zero. Other PMUs have traces that
-//! this crate can't predict; for them only sizes are checked.
+//! affair. So a sample taken when `n` words were written ends with the word `n - 1`, each word is
+//! one more than the one before it, and what lies before word 0 is zero. Other PMUs have traces
+//! that this crate can't predict; for them only sizes are checked.
 
 use perf_aux::group::Setup;
 use perf_aux::load;
