@@ -397,6 +397,62 @@ impl Transaction {
 ///                                                 has the core disable the event (TRUNCATED)
 /// ```
 ///
+/// # Examples
+///
+/// A PMU that writes down when its events were started:
+///
+/// ```
+/// use kernel::{
+///     nmi::NmiLike,
+///     perf,
+///     prelude::*,
+///     time::{Instant, Monotonic}, //
+/// };
+///
+/// struct Diary(Instant<Monotonic>);
+///
+/// #[vtable]
+/// impl perf::Pmu for Diary {
+///     type Data = ();
+///     /// How many entries there are.
+///     type State = u32;
+///     type Aux = ();
+///
+///     fn event_init(&self, _: &perf::Attr<'_>) -> Result<((), u32)> {
+///         Ok(((), 0))
+///     }
+///
+///     fn setup_aux(&self, _: &perf::Event<Self>, _size: u64, _overwrite: bool) -> Result {
+///         Ok(())
+///     }
+///
+///     fn start(&self, event: &perf::OnCpu<Self>, how: perf::Start<'_>) {
+///         if let perf::Start::Run(cx) = how {
+///             event.with_aux(|entries, aux| {
+///                 if aux.reserve(8, cx) {
+///                     aux.put(&self.0.elapsed().as_nanos().to_le_bytes());
+///                     *entries += 1;
+///                 }
+///             });
+///         }
+///     }
+///
+///     fn snapshot_aux(
+///         &self,
+///         event: &perf::OnCpu<Self>,
+///         out: &mut perf::SampleOutput<'_>,
+///         _: &NmiLike<'_>,
+///     ) {
+///         event.with_aux(|_, aux| out.copy_aux(aux, out.left()));
+///     }
+/// }
+///
+/// let diary = perf::Registration::new(c"rust_doctest_diary", Diary(Instant::now()));
+/// let pmu = KBox::pin_init(diary, GFP_KERNEL)?;
+/// drop(pmu);
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// The transaction is that of an event of a `Registration<P>`, and was open when this was made.
