@@ -290,6 +290,21 @@ impl Event {
         Format::of(&self.attr)
     }
 
+    /// Sets the sampling period, from the next one on.
+    pub fn set_period(&self, mut period: u64) -> Result<()> {
+        // `_IOW('$', 4, __u64)`, which the bindings lack.
+        const PERIOD: libc::c_ulong = 0x4008_2404;
+        // SAFETY: the request reads one number, which is live.
+        let ret = unsafe { libc::ioctl(self.fd(), PERIOD as _, &raw mut period) };
+        if ret < 0 {
+            return Err(Error::last_os(format!(
+                "ioctl(fd {}, PERF_EVENT_IOC_PERIOD, {period})",
+                self.fd()
+            )));
+        }
+        Ok(())
+    }
+
     fn ioctl(&self, name: &str, request: u32, arg: libc::c_ulong) -> Result<()> {
         // SAFETY: the requests made through here take a plain number, not a pointer.
         let ret = unsafe { libc::ioctl(self.fd(), libc::c_ulong::from(request) as _, arg) };

@@ -15,6 +15,7 @@ mod module;
 mod nested;
 mod notify;
 mod pause;
+mod pmu;
 mod privilege;
 mod race;
 mod redirect;
@@ -42,6 +43,7 @@ pub const SUITES: &[&[Test]] = &[
     fuzz::TESTS,
     pause::TESTS,
     redirect::TESTS,
+    pmu::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,
 ];
