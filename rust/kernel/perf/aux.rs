@@ -198,6 +198,19 @@ impl Transaction {
     /// `owner` must be the registration of its PMU.
     #[inline(never)]
     pub(super) unsafe fn open(&mut self, event: *mut bindings::perf_event) -> bool {
+        // User space can have several events share a buffer. A second transaction of one is a fault
+        // of the kernel to the core, which says so in the log.
+        // SAFETY: The event is valid, and so is its parent, which it holds a reference to. A buffer
+        // is freed after a grace period, which does not end while interrupts are off.
+        let busy = unsafe {
+            let parent = (*event).parent;
+            let event = if parent.is_null() { event } else { parent };
+            let rb = (&raw const (*event).rb).read_volatile();
+            !rb.is_null() && (&raw const (*rb).aux_nest).read_volatile() != 0
+        };
+        if busy {
+            return false;
+        }
         // SAFETY: The event is valid. If the pointer returned is not null, the handle keeps its
         // buffer alive, and with it the AUX area.
         let (area, rb) = unsafe {
@@ -307,11 +320,12 @@ impl Transaction {
         }
         let place = (self.head & self.mask) as usize;
         let offset = place & (PAGE_SIZE - 1);
-        if bytes.len() > PAGE_SIZE - offset {
+        // No bytes, for which there is room even in a closed transaction, count as too many.
+        if bytes.len().wrapping_sub(1) >= PAGE_SIZE - offset {
             self.put_apart(bytes);
             return true;
         }
-        // SAFETY: There is room, so the transaction is open. `place` is less than the size of the
+        // SAFETY: There is room for at least one byte, so the transaction is open. `place` is less than the size of the
         // area, so that its page is one of `pages`; the bytes from `offset` on are inside of it.
         // Nobody else writes them: the core lets one transaction be open at a time per buffer.
         unsafe {
@@ -399,6 +413,12 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
     #[inline]
     pub fn overwrite(&self) -> bool {
         self.transaction.overwrite
+    }
+
+    /// Whether the transaction is still open, that is, no [`reserve`](Self::reserve) has ended it.
+    #[inline(always)]
+    pub(super) fn is_open(&self) -> bool {
+        self.transaction.is_open()
     }
 
     /// Where the next byte goes. In snapshot mode that is an offset that counts on beyond the size
