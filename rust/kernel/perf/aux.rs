@@ -213,6 +213,19 @@ impl Transaction {
     /// `owner` must be the registration of its PMU.
     #[inline(never)]
     pub(super) unsafe fn open(&mut self, event: *mut bindings::perf_event) -> bool {
+        // User space can have several events share a buffer. A second transaction of one is a fault
+        // of the kernel to the core, which says so in the log.
+        // SAFETY: The event is valid, and so is its parent, which it holds a reference to. A buffer
+        // is freed after a grace period, which does not end while interrupts are off.
+        let busy = unsafe {
+            let parent = (*event).parent;
+            let event = if parent.is_null() { event } else { parent };
+            let rb = (&raw const (*event).rb).read_volatile();
+            !rb.is_null() && (&raw const (*rb).aux_nest).read_volatile() != 0
+        };
+        if busy {
+            return false;
+        }
         // SAFETY: The event is valid. If the pointer returned is not null, the handle keeps its
         // buffer alive, and with it the AUX area.
         let (area, rb) = unsafe {
@@ -498,6 +511,12 @@ impl<'a, P: Pmu> AuxOutput<'a, P> {
     #[inline]
     pub fn overwrite(&self) -> bool {
         self.transaction.overwrite
+    }
+
+    /// Whether the transaction is still open, that is, no [`reserve`](Self::reserve) has ended it.
+    #[inline(always)]
+    pub(super) fn is_open(&self) -> bool {
+        self.transaction.is_open()
     }
 
     /// Where the next byte goes. In snapshot mode that is an offset that counts on beyond the size

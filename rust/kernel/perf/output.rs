@@ -137,10 +137,10 @@ impl<'a> SampleOutput<'a> {
     ///
     /// `ENOSPC`, with nothing written, if `size` is more than there is room for or than the area
     /// has. `EBUSY`, with nothing written, if the area belongs to its reader, as in full-trace
-    /// mode. `EFAULT` if the data buffer took only some of the bytes.
+    /// mode, or if the transaction has ended. `EFAULT` if the data buffer took only some of the bytes.
     #[inline]
     pub fn copy_aux<P: Pmu>(&mut self, aux: &mut AuxOutput<'_, P>, size: usize) -> Result {
-        if !aux.overwrite() {
+        if !aux.is_open() || !aux.overwrite() {
             return Err(EBUSY);
         }
         if size > self.left || size as u64 > aux.size() {
