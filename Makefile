@@ -5,7 +5,7 @@
 export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT MODULE_ARGS CMD SUITES TESTS
 
 .DEFAULT_GOAL := help
-.PHONY: run test torture kernel module deb vm bench check patches clean distclean help
+.PHONY: run test torture kernel module deb vm bench check patches series clean distclean help
 
 help:
 	@sed -n 's/^#> \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -23,7 +23,7 @@ help:
 #>   make kernel     the kernel with this tree in it          make check     style, lints and documentation
 #>   make module     soft_pt.ko                               make bench     the speed table
 #>   make patches    check that the patch series applies      make clean     remove build/
-#>                                                            make distclean remove the cache too
+#>   make series     the fixes of the perf core, to be sent    make distclean remove the cache too
 #>
 #> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
 #>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
@@ -59,6 +59,9 @@ check:
 
 patches:
 	@tools/kernel/try-patches
+
+series:
+	@tools/kernel/series
 
 clean:
 	@rm -rf build
