@@ -276,7 +276,8 @@ fn outlives_its_pmu(_: &Ctx) -> Outcome {
 /// An event that pauses, resumes or samples a leader that was closed counts on, without one.
 fn closed_leader(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
-    let actions: [(&str, fn(Attr) -> Attr); 3] = [
+    type Action = fn(Attr) -> Attr;
+    let actions: [(&str, Action); 3] = [
         ("pause", Attr::aux_pause),
         ("resume", Attr::aux_resume),
         ("sample", |attr| attr.aux_sample_size(4096)),
