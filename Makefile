@@ -12,7 +12,7 @@ export MODULE_ARGS
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: run test torture kernel module deb vm bench check patches clean distclean help
+.PHONY: run test torture kernel module deb vm bench check patches series clean distclean help
 
 help:
 	@sed -n 's/^#> \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -30,7 +30,7 @@ help:
 #>   make kernel     the kernel with this tree in it          make check     style, lints and documentation
 #>   make module     soft_pt.ko, or that of MODULE=           make bench     the speed table
 #>   make patches    check that the patch series applies      make clean     remove build/
-#>                                                            make distclean remove the cache too
+#>   make series     the fixes of the perf core, to be sent    make distclean remove the cache too
 #>
 #> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
 #>            MODULE=NAME|DIR (for module and vm: a sample of samples/rust, or the directory of a driver)
@@ -67,6 +67,9 @@ check:
 
 patches:
 	@tools/kernel/try-patches
+
+series:
+	@tools/kernel/series
 
 clean:
 	@rm -rf build

@@ -22,6 +22,7 @@ mod redirect;
 mod sample;
 mod source;
 mod stack;
+mod variants;
 
 use perf_aux::Test;
 
@@ -33,6 +34,7 @@ pub const SUITES: &[&[Test]] = &[
     link::TESTS,
     sample::TESTS,
     differential::TESTS,
+    variants::TESTS,
     stack::TESTS,
     nested::TESTS,
     area::TESTS,

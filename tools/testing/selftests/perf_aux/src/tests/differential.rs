@@ -19,7 +19,10 @@ use perf_aux::load::{
     FaultingPage, //
 };
 use perf_aux::record::Record;
-use perf_aux::ring::Ring;
+use perf_aux::ring::{
+    AuxMode,
+    Ring, //
+};
 use perf_aux::sys::Variant;
 use perf_aux::{
     check,
@@ -35,6 +38,7 @@ use perf_aux::{
 pub const TESTS: &[Test] = &[
     Test::new("differential.records", records).limit(180),
     Test::new("differential.rings", rings).limit(180),
+    Test::new("differential.writable_areas", writable_areas).limit(180),
 ];
 
 /// Fields whose bytes are those of the moment.
@@ -56,12 +60,14 @@ const SAME: u32 = abi::PERF_SAMPLE_IP
     | abi::PERF_SAMPLE_DATA_SRC
     | abi::PERF_SAMPLE_TRANSACTION
     | abi::PERF_SAMPLE_DATA_PAGE_SIZE
-    | abi::PERF_SAMPLE_CODE_PAGE_SIZE;
+    | abi::PERF_SAMPLE_CODE_PAGE_SIZE
+    | abi::PERF_SAMPLE_REGS_INTR;
 
 /// One arrangement of events and what is done under it.
 #[derive(Clone, Debug)]
 struct Case {
     aux_pages: usize,
+    mode: AuxMode,
     ring_pages: usize,
     overwrite: bool,
     backward: bool,
@@ -97,14 +103,16 @@ impl Case {
         let faults = 1 + random.below(12);
         Case {
             aux_pages: 1 << random.below(6),
+            mode: AuxMode::Snapshot,
             ring_pages: 1 << random.below(7),
             overwrite: false,
             backward: false,
             sample_type: abi::PERF_SAMPLE_AUX | (random.any() as u32 & fields),
             asked: asked as u32,
-            // With the rest of a record this is always less than a record can be: beyond that the
-            // C code is wrong.
-            stack: random.below(50_000 / 8) as u32 * 8,
+            stack: match random.below(4) {
+                0 => 65_528 - random.below(80) as u32 * 8,
+                _ => random.below(65_536 / 8) as u32 * 8,
+            },
             read_format: random.below(16),
             work: (0..faults)
                 .map(|_| {
@@ -128,6 +136,7 @@ impl Case {
             .read_format(self.read_format)
             // Stack pointer and instruction pointer; others may hold addresses of the heap.
             .sample_regs_user((1 << 7) | (1 << 8))
+            .sample_regs_intr((1 << 7) | (1 << 8))
             .sample_stack_user(self.stack)
     }
 
@@ -139,7 +148,7 @@ impl Case {
         };
         let events = leader.leader.open()?;
         let leader_ring = Ring::map(&events, leader.leader_pages)?;
-        let aux = leader_ring.map_aux(&events, self.aux_pages, leader.mode)?;
+        let aux = leader_ring.map_aux(&events, self.aux_pages, self.mode)?;
         let sampler = self.sampler().group(&events).open()?;
         let mut ring = match self.overwrite {
             true => Ring::map_read_only(&sampler, self.ring_pages)?,
@@ -259,5 +268,15 @@ fn rings(ctx: &Ctx) -> Outcome {
             _ => (false, true),
         };
         case.ring_pages = 1 << random.below(5);
+    })
+}
+
+/// Areas that are mapped writable, of which there is nothing to sample.
+fn writable_areas(ctx: &Ctx) -> Outcome {
+    both(ctx, ctx.rounds(40), SAME | MOMENT, |case, random| {
+        case.mode = AuxMode::Full;
+        // Large enough never to be full: the event would be switched off some time after.
+        case.aux_pages = 64;
+        case.work = case.work.iter().map(|_| random.below(50)).collect();
     })
 }
