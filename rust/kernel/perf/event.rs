@@ -364,7 +364,7 @@ impl<P: Pmu> OnCpu<P> {
             // What comes late is taken off the next period, unless it is later than that.
             left = left.saturating_add(period);
             if left <= 0 {
-                left = period;
+                left = period.max(1);
             }
             self.left().store(left, Relaxed);
             // SAFETY: The event is valid, and only this CPU writes the field.

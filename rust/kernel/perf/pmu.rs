@@ -289,11 +289,12 @@ pub trait Pmu: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Prepares for an AUX area of `size` bytes, a power of two, that was just allocated.
+    /// Prepares for an AUX area of `size` bytes, a power of two, that was just allocated. An event
+    /// of a PMU that has AUX areas only runs with one: without, it counts nothing either.
     ///
     /// `overwrite` says that user space maps the area read-only, that is, snapshot mode. The area
     /// is zeroed. What is returned is dropped when the last mapping is gone and no transaction is
-    /// open; that can be after the registration. May sleep. The event may be on another CPU
+    /// open, where it may sleep; that can be after the registration. May sleep. The event may be on another CPU
     /// meanwhile.
     ///
     /// # Errors

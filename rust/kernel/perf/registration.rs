@@ -146,6 +146,10 @@ impl<T: Pmu> Registration<T> {
         const {
             assert!(T::COUNTER_BITS >= 1 && T::COUNTER_BITS <= 64);
             assert!(
+                T::ADDRESS_FILTERS <= 64,
+                "that many ranges are looked at each time an event starts"
+            );
+            assert!(
                 T::HAS_SETUP_AUX || !T::HAS_SNAPSHOT_AUX,
                 "`snapshot_aux` needs an AUX area"
             );

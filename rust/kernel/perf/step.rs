@@ -262,6 +262,10 @@ pub struct Stepper {
 }
 
 /// The right to step, which goes with an event that is to be stepped.
+///
+/// It belongs into the event's [`Pmu::Data`](super::Pmu::Data), which is dropped with the event. A
+/// module that goes away must not leave one behind (`mem::forget`): the handler would be called
+/// that is no longer there.
 pub struct Stepping(Arc<Stepper>);
 
 struct Shared {

@@ -98,7 +98,11 @@ impl Chaos {
                 self.fill(wrong, calls, aux, cx);
             });
             // Another way to the same event.
-            irqs_off(|cx| self.current.event(cx).map(|event| event.with_aux(|_, _| ())));
+            irqs_off(|cx| {
+                self.current
+                    .event(cx)
+                    .map(|event| event.with_aux(|_, _| ()))
+            });
         } else {
             event.with_aux(|_, aux| self.fill(wrong, calls, aux, cx));
         }
@@ -296,7 +300,7 @@ impl Pmu for Control {
     type Aux = ();
 
     fn event_init(&self, _: &Attr<'_>) -> Result<((), ())> {
-        let _ = workqueue::system().enqueue(self.0.clone());
+        let _ = workqueue::system_highpri().enqueue(self.0.clone());
         Ok(((), ()))
     }
 }

@@ -11,6 +11,7 @@ mod fuzz;
 mod hostile;
 mod inject;
 mod link;
+mod misuse;
 mod module;
 mod nested;
 mod notify;
@@ -46,6 +47,7 @@ pub const SUITES: &[&[Test]] = &[
     pause::TESTS,
     redirect::TESTS,
     pmu::TESTS,
+    misuse::TESTS,
     // Last, because it unloads the PMU and a failure to load it again would make the others skip.
     module::TESTS,
 ];

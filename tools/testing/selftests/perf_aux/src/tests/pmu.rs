@@ -98,7 +98,11 @@ fn fields(_: &Ctx) -> Outcome {
         }
     }
     check_eq!(errno(&clock(2)?), Some(libc::EINVAL), "errno of event 2");
-    check_eq!(errno(&clock(0xff)?), Some(libc::EINVAL), "errno of event 255");
+    check_eq!(
+        errno(&clock(0xff)?),
+        Some(libc::EINVAL),
+        "errno of event 255"
+    );
     Ok(())
 }
 
@@ -232,7 +236,10 @@ const FIELDS: u64 = (abi::PERF_SAMPLE_IP | abi::PERF_SAMPLE_PERIOD) as u64;
 /// Samples of a period come no more often than the period is counted, and each says which it was.
 fn period(_: &Ctx) -> Outcome {
     for (what, period) in [(NS, 1_000_000), (US, 1_000), (US, 3_333)] {
-        let event = clock(what)?.sample_period(period).sample_type(FIELDS).open()?;
+        let event = clock(what)?
+            .sample_period(period)
+            .sample_type(FIELDS)
+            .open()?;
         let mut ring = Ring::map(&event, 16)?;
         event.enable()?;
         let mut all = Vec::new();
@@ -263,8 +270,7 @@ fn period(_: &Ctx) -> Outcome {
         event.set_period(2 * period)?;
         event.enable()?;
         let changed = load::spin_until(SOON, || {
-            samples(&mut ring)
-                .is_ok_and(|new| new.iter().any(|sample| sample.period == 2 * period))
+            samples(&mut ring).is_ok_and(|new| new.iter().any(|sample| sample.period == 2 * period))
         });
         check!(changed, "no sample of a period of {}", 2 * period);
     }
@@ -306,7 +312,10 @@ fn throttled(_: &Ctx) -> Outcome {
         skip!("setting the greatest sample rate needs root");
     }
     let _rate = Sysctl::set("kernel/perf_event_max_sample_rate", "1000")?;
-    let event = clock(NS)?.sample_period(10_000).sample_type(FIELDS).open()?;
+    let event = clock(NS)?
+        .sample_period(10_000)
+        .sample_type(FIELDS)
+        .open()?;
     let mut ring = Ring::map(&event, 16)?;
     event.enable()?;
     let (mut held, mut on, mut taken) = (0, 0, 0);
@@ -375,7 +384,10 @@ fn excluded(_: &Ctx) -> Outcome {
 
 /// After as many overflows as were asked for, the event is off.
 fn refresh(_: &Ctx) -> Outcome {
-    let event = clock(NS)?.sample_period(500_000).sample_type(FIELDS).open()?;
+    let event = clock(NS)?
+        .sample_period(500_000)
+        .sample_type(FIELDS)
+        .open()?;
     let mut ring = Ring::map(&event, 16)?;
     event.refresh(3)?;
     let mut all = Vec::new();
@@ -413,7 +425,11 @@ fn uncore_refused(_: &Ctx) -> Outcome {
         check_eq!(errno(&attr), Some(libc::EINVAL), "errno of {what}");
     }
     let excluded = attr.user_only();
-    check_eq!(errno(&excluded), Some(libc::EINVAL), "errno of user mode only");
+    check_eq!(
+        errno(&excluded),
+        Some(libc::EINVAL),
+        "errno of user mode only"
+    );
     Ok(())
 }
 
