@@ -178,9 +178,9 @@ impl Task {
 
     /// Sees to it that the trap comes behind an instruction, not ahead of it.
     ///
-    /// With FRED, the way back from what software asked for (a system call, `int n`, `execve(2)`, a
-    /// return from a signal handler) traps at once if TF is set. A program's own TF and a debugger's
-    /// are left to do that.
+    /// With FRED, the way back from what software asked for (a system call, `int n`, `execve(2)`,
+    /// a return from a signal handler) traps at once if TF is set. A program's own TF and a
+    /// debugger's are left to do that.
     #[inline]
     pub(super) fn trap_behind_first(&self) {
         if self.trap_flag_is_ours() {
