@@ -50,7 +50,9 @@ __rust_helper void rust_helper_perf_sample_data_init(struct perf_sample_data *da
 
 #ifdef CONFIG_X86_64
 
+#include <asm/cpufeature.h>
 #include <asm/msr.h>
+#include <asm/segment.h>
 #include <linux/sched/task_stack.h>
 #include <linux/uaccess.h>
 #include <linux/uprobes.h>
@@ -77,9 +79,31 @@ __rust_helper void rust_helper_clear_tsk_thread_flag(struct task_struct *task, i
 	clear_tsk_thread_flag(task, flag);
 }
 
-__rust_helper bool rust_helper_user_64bit_mode(struct pt_regs *regs)
+/* 64 or 32, or 0 if the segment of the code, or of the stack of 32-bit code, may have a base. */
+__rust_helper unsigned int rust_helper_user_code_bits(struct pt_regs *regs)
 {
-	return user_64bit_mode(regs);
+	if (user_64bit_mode(regs))
+		return 64;
+
+	return regs->cs == __USER32_CS && regs->ss == __USER_DS ? 32 : 0;
+}
+
+/* Whether the way back to user mode traps ahead of the first instruction if TF is set. */
+__rust_helper bool rust_helper_traps_at_once(struct pt_regs *regs)
+{
+	return cpu_feature_enabled(X86_FEATURE_FRED) && regs->fred_ss.swevent;
+}
+
+__rust_helper void rust_helper_do_not_trap_at_once(struct pt_regs *regs)
+{
+	if (cpu_feature_enabled(X86_FEATURE_FRED))
+		regs->fred_ss.swevent = 0;
+}
+
+/* Whether syscall copies the flags to r11. */
+__rust_helper bool rust_helper_syscall_sets_r11(void)
+{
+	return !cpu_feature_enabled(X86_FEATURE_FRED);
 }
 
 __rust_helper bool rust_helper_get_user_nofault(u64 *to, const u64 __user *from)

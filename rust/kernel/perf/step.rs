@@ -61,6 +61,7 @@ use crate::{
         NmiCell,
         NmiLike, //
     },
+    page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
@@ -154,16 +155,20 @@ struct Position {
     task: *mut bindings::task_struct,
     /// The address it resumes at.
     ip: u64,
-    /// The address of `insn`: behind `ip` if a `mov` to `%ss` is there, else `ip`.
+    /// The address of `insn`: behind `ip` if a `mov` to `%ss` or several are there, else `ip`.
     at: u64,
     /// The instruction, if it could be read.
     insn: Option<Insn>,
+    /// The task was let run without a trap flag of the stepper's.
+    free: bool,
+    /// A trap comes before the instruction has run, of a trap flag that is not the stepper's.
+    traps_at_once: bool,
     mode: Mode,
     /// The instruction is a system call that returns from a signal handler.
     sigreturn: bool,
     /// A uprobe executes a copy of the instruction, somewhere else.
     out_of_line: bool,
-    /// The instruction is in the page that uprobes add to the address space, of which nobody but
+    /// The instruction is in a page that uprobes add to the address space, of which nobody but
     /// the kernel knows what is in it; it is stepped, but not reported.
     hidden: bool,
     /// A signal was delivered since, and had the instruction entered the kernel before that?
@@ -537,16 +542,14 @@ impl Shared {
         if ours {
             last.settle(task);
         }
-        let entered = ours && last.entered_kernel(task);
-        self.report(
-            &mut cpu.all,
-            if entered {
-                Step::Exit
-            } else {
-                Step::Leave { from: last.ip }
-            },
-            cx,
-        );
+        let step = if last.free && !(ours && last.is_here(task)) {
+            Step::Lost
+        } else if ours && last.entered_kernel(task) {
+            Step::Exit
+        } else {
+            last.leave(task)
+        };
+        self.report(&mut cpu.all, step, cx);
     }
 
     /// Reports the instruction whose trap is just being handled.
@@ -577,14 +580,34 @@ impl Shared {
             return Insn::OTHER;
         };
         // What could not be read before it ran can be now.
-        let insn = last.insn.or_else(|| task.decode(last.at, last.mode));
         let mode = last.mode;
-        let hidden = task.in_uprobes_page();
+        let mut insn = last.insn.or_else(|| task.decode(last.at, mode));
+        // The trap after one of several writes to the stack segment need not be put off.
+        if to != last.ip && to.wrapping_sub(last.ip) <= last.at.wrapping_sub(last.ip) {
+            if let Some(at) = task.stack_segment_loaded(last.ip, mode, to) {
+                last.at = at;
+                insn = Some(Insn::OTHER);
+            }
+        }
+        if task.mode().is_none() {
+            // A far branch to where an address tells nothing.
+            if !last.hidden {
+                self.report(all, Step::Lost, cx);
+            }
+            cpu.last = None;
+            return insn.unwrap_or(Insn::OTHER);
+        }
+        let hidden = task.in_hidden_page();
         match insn {
             _ if last.hidden => {
                 if !hidden {
                     self.report(all, Step::Enter { ip: to, mode }, cx);
                 }
+            }
+            // A probe. The call is in no file, nor will a return be seen.
+            Some(insn) if hidden && insn.kind == Kind::Call => {
+                let from = task.probed(last.at);
+                self.report(all, Step::Leave { from }, cx);
             }
             Some(insn) => {
                 let from = last.at;
@@ -608,6 +631,8 @@ impl Shared {
         last.insn = None;
         last.sigreturn = false;
         last.out_of_line = false;
+        last.free = false;
+        last.traps_at_once = false;
         insn.unwrap_or(Insn::OTHER)
     }
 
@@ -628,10 +653,10 @@ impl Shared {
                 if last.stage == Stage::Retired
                     && last.task == task.as_ptr()
                     && last.ip == task.ip()
-                    && last.mode == task.mode() =>
+                    && Some(last.mode) == task.mode() =>
             {
                 last.fetch(task);
-                task.set_trap_flag();
+                last.step(task);
             }
             _ => self.other_return(cpu, task, cx),
         }
@@ -645,8 +670,19 @@ impl Shared {
         }
         task.mend_r11();
 
+        let Some(mode) = task.mode() else {
+            if let Some(last) = cpu.last.take().filter(|last| !last.hidden) {
+                let step = if last.task == task.as_ptr() {
+                    Step::Lost
+                } else {
+                    last.leave(task)
+                };
+                self.report(&mut cpu.all, step, cx);
+            }
+            task.clear_trap_flag();
+            return;
+        };
         let ip = task.ip();
-        let mode = task.mode();
         if task.out_of_line() {
             // A uprobe has put the trap flag there for itself.
             if let Some(last) = cpu.last.as_mut().filter(|last| last.task == task.as_ptr()) {
@@ -656,39 +692,51 @@ impl Shared {
             return;
         }
 
-        let hidden = task.in_uprobes_page();
-        match cpu.last {
-            Some(last) if last.hidden => {
-                if !hidden {
-                    self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
-                }
-            }
+        let hidden = task.in_hidden_page();
+        let ended = match cpu.last {
+            Some(last) if last.hidden => None,
             Some(last) if last.task == task.as_ptr() && last.mode == mode => {
-                if last.entered_kernel(task) {
-                    self.report(&mut cpu.all, Step::Exit, cx);
-                    self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
+                if last.free {
+                    if last.is_here(task) {
+                        // A fault.
+                        return self.go_on(cpu, task, ip, mode, hidden);
+                    }
+                    Some(Step::Lost)
+                } else if last.entered_kernel(task) {
+                    Some(Step::Exit)
                 } else if ip == last.ip || ip == last.at {
                     // An interrupt, a fault, or a trap that is all done.
+                    return self.go_on(cpu, task, ip, mode, hidden);
                 } else if last.out_of_line && last.insn.is_some() {
                     self.retire(cpu, task, cx);
+                    return self.go_on(cpu, task, ip, mode, hidden);
                 } else {
-                    self.report(&mut cpu.all, Step::Leave { from: last.ip }, cx);
-                    self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
+                    Some(last.leave(task))
                 }
             }
-            Some(last) => {
-                self.report(&mut cpu.all, Step::Leave { from: last.ip }, cx);
-                self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
-            }
-            None if hidden => {}
-            None => self.report(&mut cpu.all, Step::Enter { ip, mode }, cx),
+            Some(last) if last.free && last.task == task.as_ptr() => Some(Step::Lost),
+            Some(last) => Some(last.leave(task)),
+            None => None,
+        };
+        if let Some(step) = ended {
+            self.report(&mut cpu.all, step, cx);
         }
+        if !hidden {
+            let ip = task.probed(ip);
+            self.report(&mut cpu.all, Step::Enter { ip, mode }, cx);
+        }
+        self.go_on(cpu, task, ip, mode, hidden);
+    }
 
+    /// Steps the instruction at `ip`, before which all is reported.
+    fn go_on(&self, cpu: &mut Cpu, task: &Task, ip: u64, mode: Mode, hidden: bool) {
         let mut here = Position {
             task: task.as_ptr(),
             ip,
             at: ip,
             insn: None,
+            free: false,
+            traps_at_once: false,
             mode,
             sigreturn: false,
             out_of_line: false,
@@ -697,11 +745,13 @@ impl Shared {
             stage: Stage::Odd,
         };
         here.fetch(task);
-        if hidden {
+        here.step(task);
+        task.trap_behind_first();
+        here.traps_at_once = task.traps_at_once();
+        if hidden || here.traps_at_once {
             here.stage = Stage::Odd;
         }
         cpu.last = Some(here);
-        task.set_trap_flag();
     }
 
     /// A task that was stepped had a debug exception with DR6.BS set. Returns what has retired.
@@ -711,8 +761,13 @@ impl Shared {
         if let Some(last) =
             position.filter(|last| last.stage == Stage::Fetched && last.task == task.as_ptr())
         {
-            if let Some(insn) = last.insn.take() {
+            if let Some(insn) = last.insn {
                 let (from, to) = (last.ip, task.ip());
+                if insn.kind == Kind::Call && to % PAGE_SIZE as u64 == 0 {
+                    // To a trampoline of the uprobes, maybe.
+                    return self.other_trap(cpu, task, cx);
+                }
+                last.insn = None;
                 last.stage = Stage::Retired;
                 last.ip = to;
                 last.at = to;
@@ -731,8 +786,13 @@ impl Shared {
         if let Some(insn) = cpu.early.take() {
             return Some(insn);
         }
-        let last = cpu.last?;
+        let last = cpu.last.as_mut()?;
         if !cpu.registered || last.task != task.as_ptr() || last.out_of_line {
+            return None;
+        }
+        if last.traps_at_once && last.ip == task.ip() {
+            // Nothing has run yet.
+            last.traps_at_once = false;
             return None;
         }
         Some(self.retire(cpu, task, cx))
@@ -756,15 +816,57 @@ impl Position {
     /// The same for what is not just an instruction after which a trap comes.
     #[inline(never)]
     fn fetch_odd(&mut self, task: &Task) {
-        if let Some(Insn {
+        let mut loads = 0;
+        while let Some(Insn {
             kind: Kind::LoadStackSegment,
             len,
         }) = self.insn
         {
-            self.at = self.ip.wrapping_add(u64::from(len));
+            loads += 1;
+            if loads > task::MAX_LOADS {
+                self.insn = None;
+                break;
+            }
+            self.at = self.at.wrapping_add(u64::from(len));
             self.insn = task.decode(self.at, self.mode);
         }
+        // The flags would be pushed to a stack that nobody knows yet.
+        if loads > 0
+            && self.mode == Mode::Bits32
+            && matches!(self.insn, Some(insn) if insn.kind == Kind::PushFlags)
+        {
+            self.insn = None;
+        }
         self.sigreturn = self.insn.is_some_and(|insn| task.at_sigreturn(insn.kind));
+    }
+
+    /// Lets the instruction here run, with TF if it could be read.
+    ///
+    /// If it could not, its page is not there, and the task comes back before it has run, or it may
+    /// be executed only: then it may be one that shows the flags to the program.
+    #[inline(always)]
+    fn step(&mut self, task: &Task) {
+        if self.insn.is_some() {
+            task.set_trap_flag();
+        } else {
+            self.free = true;
+            task.clear_trap_flag();
+        }
+    }
+
+    /// Whether `task` is where it was, so that nothing has run that matters.
+    fn is_here(&self, task: &Task) -> bool {
+        task.ip() == self.ip || task.ip() == self.at
+    }
+
+    /// User mode was left before the instruction here.
+    fn leave(&self, task: &Task) -> Step {
+        let from = if self.task == task.as_ptr() {
+            task.probed(self.ip)
+        } else {
+            self.ip
+        };
+        Step::Leave { from }
     }
 
     /// Whether the instruction at this position is what brought `task` into the kernel.
@@ -784,6 +886,7 @@ impl Position {
     fn settle(&self, task: &Task) {
         if self.sigreturn && self.signalled.is_none() && !task.in_syscall() && task.ip() != self.ip
         {
+            task.trap_behind_first();
             task.keep_trap_flag();
         }
     }
@@ -792,6 +895,9 @@ impl Position {
     fn signal(&mut self, task: &Task) {
         self.settle(task);
         self.stage = Stage::Odd;
+        if self.is_here(task) {
+            self.free = false;
+        }
         if self.signalled.is_none() {
             let breakpoint = matches!(self.insn, Some(insn) if insn.kind == Kind::Breakpoint);
             self.signalled =

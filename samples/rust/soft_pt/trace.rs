@@ -34,7 +34,9 @@
 //!
 //! The return stack is kept to what the decoders in use agree on, which is less than the SDM
 //! allows. At a return that isn't compressed the SDM and perf take an entry off their stack,
-//! libipt doesn't. So such a return empties ours: what was below could be read back wrong.
+//! libipt doesn't. So such a return empties ours: what was below could be read back wrong. So does
+//! each far branch: perf takes an entry off at a far return and puts one on at a far call, the SDM
+//! and libipt do neither.
 //! Nothing but a PSB empties theirs; a pair of TIP.PGD and TIP.PGE leaves them and ours alone.
 //!
 //! A return that finds a bit in the TNT is compressed to every decoder, so one that isn't waits for
@@ -315,6 +317,7 @@ impl Trace {
 
     /// A far transfer that stays in user mode, such as IRET: TIP, with the mode where it is new.
     pub(crate) fn far_transfer<O: Output>(&mut self, out: &mut O, to: u64, exec: ExecMode) {
+        self.returns.clear();
         if self.tells_flow() {
             self.flush(out);
             self.mode(out, exec);
@@ -348,7 +351,7 @@ impl Trace {
         self.context = false;
     }
 
-    /// A return left the addresses that are traced: TIP.PGD. The context turns off.
+    /// A return or a far branch left the addresses that are traced: TIP.PGD. The context turns off.
     pub(crate) fn leave_by_return<O: Output>(&mut self, out: &mut O, to: u64) {
         // The return stacks of decoders differ after this.
         self.returns.clear();

@@ -139,10 +139,8 @@ impl Open {
                 trace.call(next);
                 trace.leave(out, Some(to));
             }
-            Kind::Return => trace.leave_by_return(out, to),
-            Kind::Jump | Kind::IndirectJump | Kind::Far | Kind::InterruptReturn => {
-                trace.leave(out, Some(to));
-            }
+            Kind::Return | Kind::Far | Kind::InterruptReturn => trace.leave_by_return(out, to),
+            Kind::Jump | Kind::IndirectJump => trace.leave(out, Some(to)),
             _ => trace.async_leave(out, from, to),
         }
         if self.filter.stops_at(to) {

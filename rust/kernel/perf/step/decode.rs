@@ -13,13 +13,18 @@ use crate::prelude::*;
 
 pub(super) const MAX_LEN: usize = Insn::MAX_LEN as usize;
 
+/// The prefix of APX.
+const REX2: u8 = 0xd5;
+/// `REX2.M0`.
+const REX2_M: u8 = 1 << 7;
+
 impl Insn {
     /// Decodes the instruction at the start of `bytes`; [`None`] if they do not hold a whole one.
     pub(super) fn decode(bytes: &[u8], long_mode: bool) -> Option<Self> {
         let mut insn: bindings::insn = pin_init::zeroed();
 
         // SAFETY: `insn` is ours, and the decoder reads no more than `bytes.len()` bytes.
-        let opcode = unsafe {
+        let (opcode, rex2) = unsafe {
             bindings::insn_init(
                 &mut insn,
                 bytes.as_ptr().cast(),
@@ -33,10 +38,20 @@ impl Insn {
             if insn.__bindgen_anon_1.vex_prefix.__bindgen_anon_1.value != 0 {
                 return Some(Self::OTHER);
             }
-            insn.opcode.__bindgen_anon_1.bytes
+            let rex = insn.rex_prefix.__bindgen_anon_1.bytes;
+            (
+                insn.opcode.__bindgen_anon_1.bytes,
+                (rex[0] == REX2).then_some(rex[1]),
+            )
+        };
+        // The prefix says which table the opcode is from, in place of the byte 0x0f.
+        let opcode = match rex2 {
+            Some(bits) if bits & REX2_M != 0 => [0x0f, opcode[0], 0, 0],
+            _ => opcode,
         };
 
         let kind = match opcode {
+            [0xa1, ..] if rex2.is_some() => Kind::IndirectJump,
             [0x0f, 0x05 | 0x34, ..] => Kind::Syscall,
             [0x0f, 0x80..=0x8f, ..] => Kind::Conditional,
             [0x0f, 0xb2, ..] => Kind::LoadStackSegment,
@@ -122,6 +137,23 @@ mod tests {
         assert_eq!(kind(&[0x9d]), Some(Kind::PopFlags));
         assert_eq!(kind(&[0x8e, 0xd0]), Some(Kind::LoadStackSegment));
         assert_eq!(kind(&[0x8e, 0xd8]), Some(Kind::Other));
+    }
+
+    #[test]
+    fn apx() {
+        // jmpabs.
+        let jmpabs = [0xd5, 0x00, 0xa1, 1, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(kind(&jmpabs), Some(Kind::IndirectJump));
+        assert_eq!(len(&jmpabs), Some(11));
+        // setl and setge have no 0x0f ahead with REX2, and are no pushf and popf; nor is lss.
+        assert_eq!(kind(&[0xd5, 0x80, 0x9c, 0xc0]), Some(Kind::Other));
+        assert_eq!(kind(&[0xd5, 0x80, 0x9d, 0xc0]), Some(Kind::Other));
+        assert_eq!(
+            kind(&[0xd5, 0x80, 0xb2, 0x00]),
+            Some(Kind::LoadStackSegment)
+        );
+        assert_eq!(kind(&[0xd5, 0x00, 0x9c]), Some(Kind::PushFlags));
+        assert_eq!(kind(&[0xd5, 0x11, 0xff, 0xd0]), Some(Kind::IndirectCall));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub enum Kind {
     Jump,
     /// `call` of the target in it.
     Call,
-    /// `jmp` to where a register or memory says.
+    /// `jmp` to where a register or memory says, or `jmpabs`, which is traced as such.
     IndirectJump,
     /// `call` of what a register or memory says.
     IndirectCall,
@@ -40,17 +40,24 @@ pub enum Kind {
     PushFlags,
     /// `popf`.
     PopFlags,
-    /// `mov` or `pop` to `%ss`: the trap after it is put off to the end of the next instruction.
+    /// `mov` or `pop` to `%ss`, or `lss`: the trap after it may be put off to the end of the next
+    /// instruction.
     LoadStackSegment,
 }
 
 impl Kind {
-    /// Whether the trap of such an instruction does not come, or not right behind it.
+    /// Whether the trap of such an instruction does not come, or not right behind it, or in code of
+    /// another kind.
     #[inline]
     pub(super) const fn is_odd(self) -> bool {
         matches!(
             self,
-            Self::Syscall | Self::Interrupt | Self::Breakpoint | Self::LoadStackSegment
+            Self::Syscall
+                | Self::Interrupt
+                | Self::Breakpoint
+                | Self::LoadStackSegment
+                | Self::Far
+                | Self::InterruptReturn
         )
     }
 }

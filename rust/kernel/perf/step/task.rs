@@ -23,6 +23,26 @@ use crate::{
 /// `EFLAGS.TF`.
 const TF: usize = 1 << 8;
 
+/// How many writes to the stack segment in a row are looked at. Nobody has a use for two.
+pub(super) const MAX_LOADS: usize = 64;
+
+/// What a page of `uprobe_trampoline_entry` begins with: `push %rcx; push %r11; push %rax;
+/// mov $__NR_uprobe, %rax; syscall; pop %rax`.
+const TRAMPOLINE: [u64; 2] = [
+    u64::from_le_bytes([0x51, 0x41, 0x53, 0x50, 0x48, 0xc7, 0xc0, 0x50]),
+    u64::from_le_bytes([0x01, 0x00, 0x00, 0x0f, 0x05, 0x58, 0x41, 0x5b]),
+];
+
+/// `lea -0x80(%rsp), %rsp`, with which a probe that became a call steps over the red zone.
+const PROBE_LEA: u64 = u64::from_le_bytes([0x48, 0x8d, 0x64, 0x24, 0x80, 0, 0, 0]);
+const PROBE_LEA_LEN: u64 = 5;
+
+#[inline]
+fn syscall_sets_r11() -> bool {
+    // SAFETY: It only asks for a feature of the processor.
+    unsafe { bindings::syscall_sets_r11() }
+}
+
 /// A task whose user-mode registers nobody else touches: the one that runs, one that is being
 /// switched out on this CPU, or one that has not run yet.
 ///
@@ -98,13 +118,16 @@ impl Task {
         self.regs().ip as u64
     }
 
+    /// How the code is encoded where the task goes on. [`None`] if its segment or that of its stack
+    /// may have a base or be one of 16 bits: then an address in it tells nothing, and the task is
+    /// not to be stepped. What there is to know of segments can't be asked in an exception.
     #[inline]
-    pub(super) fn mode(&self) -> Mode {
+    pub(super) fn mode(&self) -> Option<Mode> {
         // SAFETY: The registers are valid by the type invariants.
-        if unsafe { bindings::user_64bit_mode(self.regs) } {
-            Mode::Bits64
-        } else {
-            Mode::Bits32
+        match unsafe { bindings::user_code_bits(self.regs) } {
+            64 => Some(Mode::Bits64),
+            32 => Some(Mode::Bits32),
+            _ => None,
         }
     }
 
@@ -153,6 +176,26 @@ impl Task {
         }
     }
 
+    /// Sees to it that the trap comes behind an instruction, not ahead of it.
+    ///
+    /// With FRED, the way back from what software asked for (a system call, `int n`, `execve(2)`,
+    /// a return from a signal handler) traps at once if TF is set. A program's own TF and a
+    /// debugger's are left to do that.
+    #[inline]
+    pub(super) fn trap_behind_first(&self) {
+        if self.trap_flag_is_ours() {
+            // SAFETY: The registers are valid by the type invariants, and this code's to change.
+            unsafe { bindings::do_not_trap_at_once(self.regs) };
+        }
+    }
+
+    /// Whether a TF that is set leads to a trap before the next instruction has run.
+    #[inline]
+    pub(super) fn traps_at_once(&self) -> bool {
+        // SAFETY: The registers are valid by the type invariants.
+        self.regs().flags & TF != 0 && unsafe { bindings::traps_at_once(self.regs) }
+    }
+
     /// Says that TF, set or not, is the program's.
     #[inline]
     pub(super) fn keep_trap_flag(&self) {
@@ -176,7 +219,11 @@ impl Task {
         let regs = self.regs();
         // Other ways into the kernel leave `r11` alone; that the two are equal shows that it was
         // `syscall`.
-        if self.in_syscall() && regs.r11 == regs.flags && self.trap_flag_is_ours() {
+        if self.in_syscall()
+            && regs.r11 == regs.flags
+            && self.trap_flag_is_ours()
+            && syscall_sets_r11()
+        {
             self.set_r11(regs.r11 & !TF);
         }
     }
@@ -242,27 +289,82 @@ impl Task {
         .is_null()
     }
 
-    /// Whether the task goes on in that page. This task must be the one that runs.
+    /// Whether the task goes on in a page that uprobes have put into its address space, of which
+    /// nobody but the kernel knows what is in it. This task must be the one that runs.
     #[inline]
-    pub(super) fn in_uprobes_page(&self) -> bool {
-        if !self.has_uprobes_page() {
-            return false;
+    pub(super) fn in_hidden_page(&self) -> bool {
+        let ip = self.ip();
+        (self.has_uprobes_page() && {
+            // SAFETY: The task runs and has an address space.
+            let page = unsafe { bindings::uprobe_get_trampoline_vaddr() };
+            ip.wrapping_sub(page as u64) < PAGE_SIZE as u64
+        }) || self.is_trampoline(ip)
+    }
+
+    /// Whether `ip` is in a page by which a probe that became a call gets to the kernel.
+    ///
+    /// To look the mapping up takes locks, so it is told by what is in it.
+    #[inline]
+    fn is_trampoline(&self, ip: u64) -> bool {
+        let page = ip & !(PAGE_SIZE as u64 - 1);
+        self.read(page) == Some(TRAMPOLINE[0]) && self.read(page + 8) == Some(TRAMPOLINE[1])
+    }
+
+    /// The address of the instruction at `ip` in the eyes of who knows the program's file, which
+    /// has a NOP where the kernel has put a `lea` and a `call` of a trampoline: that of the NOP.
+    #[inline(never)]
+    pub(super) fn probed(&self, ip: u64) -> u64 {
+        const CALL: u64 = 0xe8;
+
+        let lea = ip.wrapping_sub(PROBE_LEA_LEN);
+        let found = self.mode() == Some(Mode::Bits64)
+            && self
+                .read(lea)
+                .is_some_and(|code| code << 24 == PROBE_LEA << 24)
+            && self.read(ip).is_some_and(|code| {
+                let to = ip.wrapping_add(5).wrapping_add((code >> 8) as i32 as u64);
+                code & 0xff == CALL && to % PAGE_SIZE as u64 == 0 && self.is_trampoline(to)
+            });
+        if found {
+            lea
+        } else {
+            ip
         }
-        // SAFETY: The task runs and has an address space.
-        let page = unsafe { bindings::uprobe_get_trampoline_vaddr() };
-        self.regs().ip.wrapping_sub(page) < PAGE_SIZE
+    }
+
+    /// Eight bytes of the program's, if they are there.
+    #[inline(always)]
+    fn read(&self, at: u64) -> Option<u64> {
+        let mut code = 0;
+        // SAFETY: The function checks the user address and takes no fault.
+        unsafe { bindings::get_user_nofault(&mut code, at as *const u64) }.then_some(code)
+    }
+
+    /// The last of the instructions at and behind `ip` that write the stack segment, if the one
+    /// behind it is at `to`.
+    pub(super) fn stack_segment_loaded(&self, mut ip: u64, mode: Mode, to: u64) -> Option<u64> {
+        for _ in 0..MAX_LOADS {
+            let next = match self.decode(ip, mode)? {
+                Insn {
+                    kind: Kind::LoadStackSegment,
+                    len,
+                } => ip.wrapping_add(u64::from(len)),
+                _ => return None,
+            };
+            if next == to {
+                return Some(ip);
+            }
+            ip = next;
+        }
+        None
     }
 
     /// Reads and decodes the instruction at `ip`, if its page is there.
     #[inline(always)]
     pub(super) fn decode(&self, ip: u64, mode: Mode) -> Option<Insn> {
         if mode == Mode::Bits64 {
-            let mut code = 0;
-            // SAFETY: The function checks the user address and takes no fault.
-            if unsafe { bindings::get_user_nofault(&mut code, ip as *const u64) } {
-                if let Some(insn) = Insn::quick(code) {
-                    return Some(insn);
-                }
+            if let Some(insn) = self.read(ip).and_then(Insn::quick) {
+                return Some(insn);
             }
         }
         self.decode_any(ip, mode)
@@ -414,16 +516,16 @@ unsafe extern "C" fn on_fork(
     _parent: *mut bindings::task_struct,
     child: *mut bindings::task_struct,
 ) {
-    let parent = Task::current();
     // SAFETY: The child is valid, and has not run yet.
     // INVARIANT: Nobody else knows its registers yet.
     let child = unsafe { Task::new(child) };
-    if !child.is_user() || !parent.trap_flag_is_ours() {
+    if !child.is_user() || !syscall_sets_r11() {
         return;
     }
     // The flags of the child are clean, since `TIF_FORCED_TF` says what to do; its `r11` is not.
+    // What it says of its parent's may be long over: the parent may have been switched out since.
     let regs = child.regs();
-    if regs.r11 & !TF == regs.flags & !TF {
-        child.set_r11(regs.r11 & !TF);
+    if child.in_syscall() && regs.flags & TF == 0 && regs.r11 == regs.flags | TF {
+        child.set_r11(regs.flags);
     }
 }

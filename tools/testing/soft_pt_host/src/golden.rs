@@ -458,6 +458,23 @@ fn far_transfers() {
     });
 }
 
+/// perf takes a far return for one of a near call, libipt does not.
+#[test]
+fn no_compressed_return_behind_a_far_transfer() {
+    let mut unit = Unit::tracing(CONFIG);
+    unit.expect(
+        &[&[0x2d, 0x00, 0x20], &[0x2d, 0x05, 0x10], &[0x06]],
+        |t, out| {
+            t.call(0x40_1005);
+            t.far_transfer(out, 0x40_2000, ExecMode::Bits64);
+            t.ret(out, 0x40_1005);
+            t.call(0x40_1015);
+            t.ret(out, 0x40_1015);
+            t.flush(out);
+        },
+    );
+}
+
 #[test]
 fn asynchronous_events() {
     let mut unit = Unit::tracing(CONFIG);

@@ -38,6 +38,13 @@ macro_rules! traced {
     };
 }
 
+/// Tests one that does what can't be traced, which its trace must say.
+macro_rules! traced_with_gaps {
+    ($name:literal) => {
+        Test::new(concat!("situation.", $name), |ctx| with_gaps(ctx, $name)).limit(90)
+    };
+}
+
 /// The same with the children left out of the trace.
 macro_rules! traced_alone {
     ($name:literal) => {
@@ -69,6 +76,11 @@ pub const TESTS: &[Test] = &[
     traced!("rep"),
     traced!("cpuid"),
     traced!("compat-code"),
+    traced!("stack-loads"),
+    traced_with_gaps!("many-stack-loads"),
+    traced!("lss"),
+    traced!("far"),
+    traced_with_gaps!("execute-only"),
     traced!("own-tf"),
     traced!("own-tf-by-iret"),
     traced!("own-tf-by-sigreturn"),
@@ -114,11 +126,14 @@ pub const TESTS: &[Test] = &[
     traced_alone!("ptrace-breakpoint"),
     traced!("uprobe-emulated"),
     traced!("uprobe-stepped"),
+    traced!("uprobe-syscall"),
+    traced!("uprobe-call"),
     traced!("uretprobe"),
     traced!("exec-breakpoint"),
     tracing_itself!("stop-before-popf"),
     tracing_itself!("stop-before-iret"),
     tracing_itself!("stop-in-handler"),
+    Test::new("situation.sampled_flags", sampled_flags).limit(90),
     Test::new("situation.every_one_is_tested", every_one_is_tested),
 ];
 
@@ -174,23 +189,9 @@ fn untraced(name: &str) -> Result<Ran, Stop> {
 }
 
 fn traced(ctx: &Ctx, name: &str, children: bool) -> Outcome {
-    pmu_for_perf(ctx)?;
-    let want = untraced(name)?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
-    let mut record = perf::record(&data);
-    record.args(["-m", ",16M", "-e", "intel_pt//u"]);
-    if !children {
-        record.arg("--no-inherit");
-    }
-    record.arg("--").arg(program("situation")?).arg(name);
-    let got = perf::run_record(&mut record)?;
-    check_eq!(
-        behaviour(&got),
-        behaviour(&want),
-        "end and output when traced"
-    );
-
+    let got = record(ctx, name, children, &data, perf::run_record)?;
     // A child that is not traced makes the same branches unseen.
     let claims = if children {
         claims(&got.stdout)
@@ -198,6 +199,78 @@ fn traced(ctx: &Ctx, name: &str, children: bool) -> Outcome {
         BTreeMap::new()
     };
     expect_trace(ctx, &data, claims)
+}
+
+/// Samples of the flags show what the program would see.
+fn sampled_flags(ctx: &Ctx) -> Outcome {
+    const TF: u64 = 1 << 8;
+
+    pmu_for_perf(ctx)?;
+    let scratch = Scratch::new()?;
+    let data = scratch.path("perf.data");
+    let mut record = perf::record(&data);
+    record.args(["-m", ",16M", "-e", "intel_pt//u"]);
+    record.args(["-e", "cpu-clock:u", "-c", "100000", "--user-regs=FLAGS"]);
+    record.arg("--").arg(program("situation")?).arg("popf");
+    perf::run_record(&mut record)?;
+
+    let (mut samples, mut trapping) = (0, 0);
+    let mut script = Command::new("perf");
+    script.args(["script", "-f", "--no-itrace", "-F", "event,uregs", "-i"]);
+    let ran = perf::run(script.arg(&data))?;
+    for line in ran.stdout.lines() {
+        let flags = line
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix("FLAGS:0x"))
+            .and_then(|flags| u64::from_str_radix(flags, 16).ok());
+        if let Some(flags) = flags {
+            samples += 1;
+            trapping += u64::from(flags & TF != 0);
+        }
+    }
+    ctx.diag(format!("{samples} samples"));
+    check!(samples > 0, "no sample with flags: {ran:?}");
+    check_eq!(trapping, 0, "samples with TF");
+    Ok(())
+}
+
+/// Traces the situation, which must do as it does untraced, to `data`.
+fn record(
+    ctx: &Ctx,
+    name: &str,
+    children: bool,
+    data: &Path,
+    run: fn(&mut Command) -> Result<Ran, Stop>,
+) -> Result<Ran, Stop> {
+    pmu_for_perf(ctx)?;
+    let want = untraced(name)?;
+    let mut record = perf::record(data);
+    record.args(["-m", ",16M", "-e", "intel_pt//u"]);
+    if !children {
+        record.arg("--no-inherit");
+    }
+    record.arg("--").arg(program("situation")?).arg(name);
+    let got = run(&mut record)?;
+    check_eq!(
+        behaviour(&got),
+        behaviour(&want),
+        "end and output when traced"
+    );
+    Ok(got)
+}
+
+fn with_gaps(ctx: &Ctx, name: &str) -> Outcome {
+    let scratch = Scratch::new()?;
+    let data = scratch.path("perf.data");
+    // perf warns of the gaps.
+    record(ctx, name, true, &data, perf::run)?;
+    let script = Script::read_lossy(&data, "be", perf::Branch::FIELDS, |_| Ok(()))?;
+    ctx.diag(format!("{} gaps", script.errors.len()));
+    check!(!script.errors.is_empty(), "no gap in the trace");
+    for error in &script.errors {
+        check!(error.contains("Overflow packet"), "{error}");
+    }
+    Ok(())
 }
 
 fn expect_trace(ctx: &Ctx, data: &Path, claims: BTreeMap<u64, usize>) -> Outcome {

@@ -15,6 +15,8 @@ mod flags;
 mod library;
 mod own_trap;
 mod probes;
+mod protected;
+mod segments;
 mod signals;
 mod support;
 
@@ -36,6 +38,11 @@ const SITUATIONS: &[(&str, Situation)] = &[
     ("rep", flags::rep),
     ("cpuid", flags::cpuid),
     ("compat-code", flags::compat_code),
+    ("stack-loads", segments::stack_loads),
+    ("many-stack-loads", segments::many_stack_loads),
+    ("lss", segments::lss),
+    ("far", segments::far),
+    ("execute-only", protected::execute_only),
     ("own-tf", own_trap::own_tf),
     ("own-tf-by-iret", own_trap::by_iret),
     ("own-tf-by-sigreturn", own_trap::by_sigreturn),
@@ -70,6 +77,8 @@ const SITUATIONS: &[(&str, Situation)] = &[
     ("ptrace-breakpoint", debugger::breakpoint),
     ("uprobe-emulated", probes::uprobe_emulated),
     ("uprobe-stepped", probes::uprobe_stepped),
+    ("uprobe-syscall", probes::uprobe_syscall),
+    ("uprobe-call", probes::uprobe_call),
     ("uretprobe", probes::uretprobe),
     ("exec-breakpoint", probes::exec_breakpoint),
     ("stop-before-popf", probes::stop_before_popf),

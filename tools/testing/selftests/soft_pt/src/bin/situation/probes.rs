@@ -54,6 +54,24 @@ global_asm!(
     "lea rax, [rip + situation_rip_relative]",
     "lea eax, [rdi + 1]",
     "ret",
+    ".globl situation_system_call",
+    "situation_system_call:",
+    "mov eax, 39",
+    ".globl situation_syscall",
+    "situation_syscall:",
+    "syscall",
+    "lea eax, [rdi + 1]",
+    "ret",
+    // What <sys/sdt.h> makes of a probe today. The kernel makes a call of it.
+    ".globl situation_usdt",
+    "situation_usdt:",
+    "push rbx",
+    ".globl situation_nop10",
+    "situation_nop10:",
+    ".byte 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0",
+    "pop rbx",
+    "lea eax, [rdi + 1]",
+    "ret",
 );
 
 type Site = unsafe extern "C" fn(i32) -> i32;
@@ -63,6 +81,10 @@ extern "C" {
     fn situation_out_of_line(n: i32) -> i32;
     fn situation_jumping(n: i32) -> i32;
     fn situation_rip_relative(n: i32) -> i32;
+    fn situation_system_call(n: i32) -> i32;
+    fn situation_syscall(n: i32) -> i32;
+    fn situation_usdt(n: i32) -> i32;
+    fn situation_nop10(n: i32) -> i32;
 }
 
 fn lacking(error: perf_aux::Error) -> Problem {
@@ -107,7 +129,12 @@ fn call(site: Site) -> Result<(), Problem> {
 }
 
 fn probed(site: Site, on_return: bool) -> Result<(), Problem> {
-    let event = uprobe(site, on_return)?;
+    probed_within(site, site, on_return)
+}
+
+/// Probes `place`, which is in the function `site`.
+fn probed_within(site: Site, place: Site, on_return: bool) -> Result<(), Problem> {
+    let event = uprobe(place, on_return)?;
     call(site)?;
     expect(
         "hits of the probe",
@@ -131,6 +158,16 @@ pub fn uprobe_emulated(_: &[String]) -> Result<(), Problem> {
 pub fn uprobe_stepped(_: &[String]) -> Result<(), Problem> {
     probed(situation_out_of_line, false)?;
     probed(situation_rip_relative, false)
+}
+
+/// A probe on a system call.
+pub fn uprobe_syscall(_: &[String]) -> Result<(), Problem> {
+    probed_within(situation_system_call, situation_syscall, false)
+}
+
+/// A probe on a NOP as long as the call, which the kernel puts there.
+pub fn uprobe_call(_: &[String]) -> Result<(), Problem> {
+    probed_within(situation_usdt, situation_nop10, false)
 }
 
 /// A probe on the return of a function.
