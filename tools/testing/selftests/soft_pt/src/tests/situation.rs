@@ -216,7 +216,7 @@ fn sampled_flags(ctx: &Ctx) -> Outcome {
 
     let (mut samples, mut trapping) = (0, 0);
     let mut script = Command::new("perf");
-    script.args(["script", "-f", "--no-itrace", "-F", "event,uregs", "-i"]);
+    script.args(["script", "-f", "--no-itrace", "-F", "sw:event,uregs", "-i"]);
     let ran = perf::run(script.arg(&data))?;
     for line in ran.stdout.lines() {
         let flags = line
