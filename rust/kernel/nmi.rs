@@ -25,7 +25,6 @@ use crate::{
     sync::atomic::{
         ordering::{
             Acquire,
-            Relaxed,
             Release, //
         },
         Atomic, //
@@ -195,17 +194,5 @@ impl<T> NmiCell<T> {
         let result = f(unsafe { &mut *self.value.get() });
         self.busy.store(false, Release);
         Some(result)
-    }
-
-    /// Whether somebody is at the value right now.
-    #[inline]
-    pub fn is_busy(&self) -> bool {
-        self.busy.load(Relaxed)
-    }
-
-    /// The value, which nobody else can reach.
-    #[inline]
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
     }
 }

@@ -301,13 +301,11 @@ impl Transaction {
         unsafe { bindings::perf_aux_output_end(&mut self.handle, size) };
     }
 
-    /// Tells user space what there is, and finds out what it has read. Returns whether there is
-    /// room for `size` bytes then; if not, the trace is truncated and the transaction closed.
+    /// Tells user space what there is, and finds out what it has read. The transaction must be
+    /// open. Returns whether there is room for `size` bytes then; if not, the trace is truncated
+    /// and the transaction closed.
     #[inline(never)]
     fn renew(&mut self, size: u64) -> bool {
-        if !self.is_open() {
-            return false;
-        }
         let event = self.handle.event;
         self.close();
         // SAFETY: The event is on this CPU, or there would not have been a transaction; so it is

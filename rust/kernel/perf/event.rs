@@ -397,8 +397,8 @@ mod overflow {
         perf::Registration, //
     };
 
-    /// The registers that a sample of `event` is about, or null if `event` excludes where this
-    /// interrupt has come. Not generic, so that it is compiled into the kernel.
+    /// Takes a sample of where this interrupt has come, unless `event` excludes that. Returns
+    /// whether the core has stopped the event. Not generic, so that it is compiled into the kernel.
     ///
     /// # Safety
     ///

@@ -224,6 +224,11 @@ impl Attr {
         &self.attr
     }
 
+    /// The errno with which opening the event fails; `None` if it succeeds.
+    pub fn refusal(&self) -> Option<i32> {
+        self.open().err().and_then(|error| error.errno())
+    }
+
     /// Calls `perf_event_open()`.
     pub fn open(&self) -> Result<Event> {
         // The kernel reads `attr.size` bytes and never more than a page, and a test may have set

@@ -149,9 +149,7 @@ impl Ctx {
     /// before others. Skips when there is none.
     pub fn pmu(&self) -> std::result::Result<Pmu, Stop> {
         if let Some(name) = &self.pmu {
-            let Some(pmu) = Pmu::find(name)? else {
-                skip!("there is no PMU {name}");
-            };
+            let pmu = Pmu::needed(name)?;
             if !pmu.can_snapshot()? {
                 skip!("the PMU {name} has no snapshot_aux");
             }

@@ -7,6 +7,8 @@ use crate::error::{
     Result, //
 };
 use crate::event::Attr;
+use crate::ktap::Stop;
+use crate::skip;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -60,6 +62,14 @@ impl Pmu {
         }
         pmus.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(pmus)
+    }
+
+    /// The PMU of this name, which a test can't do without.
+    pub fn needed(name: &str) -> std::result::Result<Self, Stop> {
+        match Self::find(name)? {
+            Some(pmu) => Ok(pmu),
+            None => skip!("there is no PMU {name}"),
+        }
     }
 
     /// Its name.

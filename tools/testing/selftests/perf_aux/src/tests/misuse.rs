@@ -51,13 +51,6 @@ const MODULE: &str = "rust_pmu_misuse";
 /// The bit of `wrong` by which `event_init` fails at times.
 const INIT: u64 = 1 << 7;
 
-fn find(name: &str) -> Result<Pmu, Stop> {
-    match Pmu::find(name)? {
-        Some(pmu) => Ok(pmu),
-        None => skip!("there is no PMU {name}"),
-    }
-}
-
 /// The lines that the drivers log when they were let in.
 struct Complaints(Option<KernelLog>);
 
@@ -137,7 +130,7 @@ fn try_one(attr: &Attr, wrong: u64, mode: AuxMode) -> Outcome {
 
 /// Every mixture of misdeeds, with the area mapped either way.
 fn all(ctx: &Ctx, attr: impl Fn(&Pmu, u64) -> Attr) -> Outcome {
-    let pmu = find("misuse_chaos")?;
+    let pmu = Pmu::needed("misuse_chaos")?;
     let mut complaints = Complaints::from_now();
     for wrong in 0..256 {
         for mode in [AuxMode::Snapshot, AuxMode::Full] {
@@ -178,7 +171,7 @@ fn unprivileged(ctx: &Ctx) -> Outcome {
     if !sys::is_root() {
         skip!("this user has none anyway");
     }
-    let pmu = find("misuse_chaos")?;
+    let pmu = Pmu::needed("misuse_chaos")?;
     let mut complaints = Complaints::from_now();
     let mut child = Child::new(|| {
         if sys::become_nobody().is_err() {
@@ -205,7 +198,7 @@ fn on_a_cpu(_: &Ctx) -> Outcome {
     if !sys::is_root() {
         skip!("an event of a CPU needs root");
     }
-    let pmu = find("misuse_chaos")?;
+    let pmu = Pmu::needed("misuse_chaos")?;
     let mut complaints = Complaints::from_now();
     load::pin(0)?;
     for wrong in 0..INIT {
@@ -226,7 +219,7 @@ fn on_a_cpu(_: &Ctx) -> Outcome {
 }
 
 fn shared() -> Result<(Pmu, Event, Ring, Aux), Stop> {
-    let pmu = find("misuse_shared")?;
+    let pmu = Pmu::needed("misuse_shared")?;
     let event = Attr::new(pmu.kind(), 0).disabled().open()?;
     let ring = Ring::map(&event, 4)?;
     let aux = ring.map_aux(&event, 4, AuxMode::Full)?;
@@ -266,7 +259,7 @@ fn one_ring(_: &Ctx) -> Outcome {
 
 /// Two PMUs behind one ring: neither the area nor the transaction of one is the other's.
 fn two_pmus(_: &Ctx) -> Outcome {
-    let chaos = find("misuse_chaos")?;
+    let chaos = Pmu::needed("misuse_chaos")?;
     let (_, owner, ring, aux) = shared()?;
     let between = Attr::cpu_clock(0).user_only().disabled().open()?;
     between.set_output(&owner)?;
@@ -291,8 +284,8 @@ fn two_pmus(_: &Ctx) -> Outcome {
 /// A registration is dropped while it has an event, and an AUX area of it is mapped: the event is
 /// over, the area stays, and the module with it.
 fn removed_while_mapped(_: &Ctx) -> Outcome {
-    let boxed = find("misuse_box")?;
-    let control = find("misuse_control")?;
+    let boxed = Pmu::needed("misuse_box")?;
+    let control = Pmu::needed("misuse_control")?;
     let idle = module_refcount(MODULE)?;
     let event = Attr::new(boxed.kind(), 0).disabled().open()?;
     let ring = Ring::map(&event, 4)?;

@@ -139,9 +139,7 @@ fn rounds(rounds: u64) {
 /// A thousand such rounds, and so many more that a source which a timer writes gets its time.
 fn some_rounds(source: &Source) {
     rounds(1000);
-    if !source.by_instruction {
-        source.spin(0);
-    }
+    source.spin(0);
 }
 
 /// Where the breakpoints that resume and pause are. Far enough from anything else that is run.
@@ -385,9 +383,7 @@ fn survives_disable(ctx: &Ctx) -> Outcome {
         check_eq!(grown, 0, "bytes while paused, round {round}");
         let grown = paused.run(|| {
             Place::UserBreakpoint.trigger(End::Resume, &mut memory);
-            if !source.by_instruction {
-                source.spin(0);
-            }
+            source.spin(0);
         })?;
         paused.check_some(grown, 1, "when resumed")?;
         let grown = paused.run(|| some_rounds(&source))?;

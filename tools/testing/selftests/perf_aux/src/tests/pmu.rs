@@ -56,31 +56,20 @@ const TIMES: u64 =
 const NS: u64 = 0;
 const US: u64 = 1;
 
-fn find(name: &str) -> Result<Pmu, Stop> {
-    match Pmu::find(name)? {
-        Some(pmu) => Ok(pmu),
-        None => skip!("there is no PMU {name}"),
-    }
-}
-
 /// An event of `clock` on the calling thread, switched off.
 fn clock(what: u64) -> Result<Attr, Stop> {
-    Ok(Attr::new(find("clock")?.kind(), what).disabled())
-}
-
-fn errno(attr: &Attr) -> Option<i32> {
-    attr.open().err().and_then(|error| error.errno())
+    Ok(Attr::new(Pmu::needed("clock")?.kind(), what).disabled())
 }
 
 /// What is in no field, or more than a field allows, is refused; the files say where fields are.
 fn fields(_: &Ctx) -> Outcome {
-    let pmu = find("clock")?;
+    let pmu = Pmu::needed("clock")?;
     for (file, text) in [("format/event", "config:0-7"), ("events/us", "event=1")] {
         check_eq!(pmu.file(file)?, Some(text.to_owned()), "{file}");
     }
     for (what, bit) in (0..64).map(|bit| (1u64 << bit, bit)) {
         let wanted = (bit > 0).then_some(libc::EINVAL);
-        check_eq!(errno(&clock(what)?), wanted, "errno of config bit {bit}");
+        check_eq!(clock(what)?.refusal(), wanted, "errno of config bit {bit}");
         type Set = fn(&mut abi::perf_event_attr, u64);
         let words: [(&str, Set); 4] = [
             ("config1", |attr, word| attr.__bindgen_anon_3.config1 = word),
@@ -91,15 +80,15 @@ fn fields(_: &Ctx) -> Outcome {
         for (name, set) in words {
             let attr = clock(NS)?.with(|attr| set(attr, what));
             check_eq!(
-                errno(&attr),
+                attr.refusal(),
                 Some(libc::EINVAL),
                 "errno of {name} bit {bit}"
             );
         }
     }
-    check_eq!(errno(&clock(2)?), Some(libc::EINVAL), "errno of event 2");
+    check_eq!(clock(2)?.refusal(), Some(libc::EINVAL), "errno of event 2");
     check_eq!(
-        errno(&clock(0xff)?),
+        clock(0xff)?.refusal(),
         Some(libc::EINVAL),
         "errno of event 255"
     );
@@ -110,7 +99,9 @@ fn fields(_: &Ctx) -> Outcome {
 fn counts(_: &Ctx) -> Outcome {
     let group = u64::from(abi::PERF_FORMAT_GROUP) | TIMES;
     let ns = clock(NS)?.read_format(group).open()?;
-    let us = Attr::new(find("clock")?.kind(), US).group(&ns).open()?;
+    let us = Attr::new(Pmu::needed("clock")?.kind(), US)
+        .group(&ns)
+        .open()?;
     let read = || -> Result<(u64, u64, u64), Stop> {
         match ns.read()?[..] {
             [2, _, running, ns, us] => Ok((running, ns, us)),
@@ -410,23 +401,23 @@ fn package(cpu: usize) -> Result<Attr, Stop> {
     if !sys::is_root() {
         skip!("an event of a CPU needs root");
     }
-    let pmu = find("package_clock")?;
+    let pmu = Pmu::needed("package_clock")?;
     Ok(Attr::new(pmu.kind(), 0).pid(-1).cpu(cpu as i32))
 }
 
 fn uncore_refused(_: &Ctx) -> Outcome {
     let attr = package(0)?;
-    check_eq!(errno(&attr), None, "errno of an event of a CPU");
+    check_eq!(attr.refusal(), None, "errno of an event of a CPU");
     for (what, attr) in [
         ("a task", attr.clone().pid(0).cpu(-1)),
         ("a task on a CPU", attr.clone().pid(0)),
         ("samples", attr.clone().sample_period(1000)),
     ] {
-        check_eq!(errno(&attr), Some(libc::EINVAL), "errno of {what}");
+        check_eq!(attr.refusal(), Some(libc::EINVAL), "errno of {what}");
     }
     let excluded = attr.user_only();
     check_eq!(
-        errno(&excluded),
+        excluded.refusal(),
         Some(libc::EINVAL),
         "errno of user mode only"
     );
@@ -435,7 +426,7 @@ fn uncore_refused(_: &Ctx) -> Outcome {
 
 /// Files whose text is known when they are read, and that are there or not.
 fn uncore_files(_: &Ctx) -> Outcome {
-    let pmu = find("package_clock")?;
+    let pmu = Pmu::needed("package_clock")?;
     for (file, text) in [
         ("format/divider", Some("config1:0-15")),
         ("caps/tick_ns", Some("10")),
@@ -492,7 +483,7 @@ impl Drop for Offline {
 
 /// When its CPU goes offline, the event goes on on another CPU of the package.
 fn uncore_migrates(_: &Ctx) -> Outcome {
-    let pmu = find("package_clock")?;
+    let pmu = Pmu::needed("package_clock")?;
     let mask = |pmu: &Pmu| -> Result<Vec<usize>, Stop> {
         let text = pmu.file("cpumask")?.unwrap_or_default();
         let cpus = text.split(',').map(|cpu| cpu.parse().ok()).collect();

@@ -77,10 +77,6 @@ pub(super) fn at_each_level(test: impl Fn(i64) -> Outcome) -> Outcome {
     Ok(())
 }
 
-fn errno(attr: &Attr) -> Option<i32> {
-    attr.open().err().and_then(|error| error.errno())
-}
-
 /// Neither the tasks of others nor, above level 0, whole CPUs; nor kernel mode above level 1.
 fn own_tasks_only(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
@@ -89,10 +85,10 @@ fn own_tasks_only(ctx: &Ctx) -> Outcome {
     let other = others.pid();
     at_each_level(|level| {
         let event = source.pmu.event(source.config);
-        check_eq!(errno(&event), None, "errno of an event of the own task");
+        check_eq!(event.refusal(), None, "errno of an event of the own task");
         let own = Child::spinning(None)?;
         let of_own = event.clone().pid(own.pid());
-        check_eq!(errno(&of_own), None, "errno of an event of an own child");
+        check_eq!(of_own.refusal(), None, "errno of an event of an own child");
         for (what, attr) in [
             ("another user's task", event.clone().pid(other)),
             ("the first process", event.clone().pid(1)),
@@ -102,19 +98,19 @@ fn own_tasks_only(ctx: &Ctx) -> Outcome {
             ),
         ] {
             check_eq!(
-                errno(&attr),
+                attr.refusal(),
                 Some(libc::EACCES),
                 "errno of an event of {what}"
             );
         }
         check_eq!(
-            errno(&event.clone().pid(-1).cpu(0)),
+            event.clone().pid(-1).cpu(0).refusal(),
             (level > 0).then_some(libc::EACCES),
             "errno of an event of a CPU"
         );
         let with_kernel = event.clone().with(|attr| attr.set_exclude_kernel(0));
         check!(
-            errno(&with_kernel).is_some() || level < 2,
+            with_kernel.refusal().is_some() || level < 2,
             "an event of kernel mode was opened at level {level}"
         );
         let leader = event.open()?;
@@ -123,12 +119,12 @@ fn own_tasks_only(ctx: &Ctx) -> Outcome {
             .aux_sample_size(64)
             .group(&leader);
         check_eq!(
-            errno(&sampler),
+            sampler.refusal(),
             (level > 1).then_some(libc::EACCES),
             "errno of a sampler of kernel mode"
         );
         check_eq!(
-            errno(&sampler.user_only()),
+            sampler.user_only().refusal(),
             None,
             "errno of a sampler of user mode"
         );
