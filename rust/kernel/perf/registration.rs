@@ -439,7 +439,9 @@ impl<T: Pmu> VTable<T> {
             event.set_hw_state(STOPPED);
             event.private().timer.disarm();
             driver.stop(event, Stop::Keep(&cx));
-            if T::HAS_READ && update {
+            // Whether the core asks for it or not: where the event is started again, its count
+            // goes on from there.
+            if T::HAS_READ {
                 event.count_to(|| driver.read(event, &cx));
             }
         }
