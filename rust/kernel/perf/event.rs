@@ -362,26 +362,32 @@ impl<P: Pmu> OnCpu<P> {
         unsafe { (&raw const (*self.as_raw()).hw.sample_period).read_volatile() }
     }
 
-    /// How much has to be counted until the sampling period is over; at least 1. If it is over
-    /// already, the next one begins here (`hw.period_left`).
+    /// How much has to be counted until the sampling period is over (`hw.period_left`). It is 1 if
+    /// the period was over when the event was stopped: the sample is still to be taken.
     ///
     /// A driver sets its counter or timer to this, when it starts an event that takes samples and
     /// when an [overflow](Self::overflow) has returned.
     #[inline]
     pub fn period_left(&self) -> u64 {
-        let period = i64::try_from(self.sample_period()).unwrap_or(i64::MAX);
-        let mut left = self.left().load(Relaxed);
-        if left <= 0 {
-            // What comes late is taken off the next period, unless it is later than that.
-            left = left.saturating_add(period);
-            if left <= 0 {
-                left = period.max(1);
-            }
-            self.left().store(left, Relaxed);
-            // SAFETY: The event is valid, and only this CPU writes the field.
-            unsafe { (*sampling(self.as_raw())).last_period = period as u64 };
+        // To the core 0 says that a period is to begin, of another length for instance.
+        if self.left().load(Relaxed) == 0 {
+            self.begin_period();
         }
-        left as u64
+        self.left().load(Relaxed).max(1) as u64
+    }
+
+    /// The sampling period is over, and the next one begins. What came late is taken off it, unless
+    /// that is more than all of it.
+    #[inline]
+    fn begin_period(&self) {
+        let period = i64::try_from(self.sample_period()).unwrap_or(i64::MAX);
+        let mut left = self.left().load(Relaxed).saturating_add(period);
+        if left <= 0 {
+            left = period.max(1);
+        }
+        self.left().store(left, Relaxed);
+        // SAFETY: The event is valid, and only this CPU writes the field.
+        unsafe { (*sampling(self.as_raw())).last_period = period as u64 };
     }
 
     #[inline(always)]
@@ -463,8 +469,11 @@ mod overflow {
                 let driver = unsafe { Registration::<P>::driver_of(self.as_raw()) };
                 self.count_to(|| driver.read(self, cx));
             }
-            if !P::HAS_READ || self.left().load(Relaxed) <= 0 {
-                self.period_left();
+            let over = self.left().load(Relaxed) <= 0;
+            if over {
+                self.begin_period();
+            }
+            if over || !P::HAS_READ {
                 // SAFETY: The event is valid.
                 stopped = unsafe { overflow(self.as_raw()) };
             }

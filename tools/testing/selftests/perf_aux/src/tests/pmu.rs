@@ -45,6 +45,7 @@ pub const TESTS: &[Test] = &[
     Test::new("pmu.inherited", inherited),
     Test::new("pmu.takes_turns", takes_turns),
     Test::new("pmu.period", period),
+    Test::new("pmu.values", values),
     Test::new("pmu.frequency", frequency),
     Test::new("pmu.throttled", throttled),
     Test::new("pmu.throttled_group", throttled_group),
@@ -290,6 +291,47 @@ fn period(_: &Ctx) -> Outcome {
         });
         check!(changed, "no sample of a period of {}", 2 * period);
     }
+    Ok(())
+}
+
+/// A sample is taken when another period has been counted, and has the count of that moment. None is
+/// lost when the event is switched off just then.
+fn values(_: &Ctx) -> Outcome {
+    const PERIOD: u64 = 2_000_000;
+    let event = clock(NS)?
+        .sample_period(PERIOD)
+        .sample_type(FIELDS | u64::from(abi::PERF_SAMPLE_READ))
+        .open()?;
+    let mut ring = Ring::map(&event, 16)?;
+    event.enable()?;
+    let mut all = Vec::new();
+    let enough = load::spin_until(SOON, || {
+        for _ in 0..20 {
+            if event.disable().and_then(|()| event.enable()).is_err() {
+                return true;
+            }
+        }
+        all.extend(samples(&mut ring).unwrap_or_default());
+        all.len() >= 50
+    });
+    event.disable()?;
+    all.extend(samples(&mut ring)?);
+    check!(enough, "{} samples", all.len());
+    // What comes late is taken off the next period, unless it is later than that.
+    let mut due = PERIOD;
+    for sample in &all {
+        let [count] = sample.read[..] else {
+            perf_aux::fail!("a sample has {:?} for a count", sample.read);
+        };
+        check!(
+            count >= due,
+            "a sample at a count of {count}, which was due at {due}"
+        );
+        due = PERIOD + if count - due < PERIOD { due } else { count };
+    }
+    let count = event.count()?;
+    let last = all.last().map_or(0, |sample| sample.read[0]);
+    check!(count >= last, "count {count} after a sample at {last}");
     Ok(())
 }
 
