@@ -849,7 +849,9 @@ impl Position {
         if self.insn.is_some() {
             task.set_trap_flag();
         } else {
-            self.free = true;
+            // In the upper half of the addresses there is only the vsyscall page, whose
+            // instructions the kernel carries out itself.
+            self.free = self.ip >> 63 == 0;
             task.clear_trap_flag();
         }
     }

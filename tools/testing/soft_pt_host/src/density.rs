@@ -35,7 +35,12 @@ use proptest::prelude::*;
 
 /// The facts as the model wants them.
 fn sayings(facts: &[Fact]) -> impl Iterator<Item = Saying> + '_ {
-    facts.iter().map(|&fact| match fact {
+    let before = [None].into_iter().chain(facts.iter().map(Some));
+    facts.iter().zip(before).map(|(&fact, before)| match fact {
+        // Behind a FUP it is where something asynchronous went.
+        Fact::Says(Packet::To(ip)) if !matches!(before, Some(Fact::Says(Packet::From(_)))) => {
+            Saying::Far(ip)
+        }
         Fact::Branch(_) => Saying::Branch,
         Fact::Called(return_ip) => Saying::Call(return_ip),
         Fact::IndirectTo(to) => Saying::Indirect(to),

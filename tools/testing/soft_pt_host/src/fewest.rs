@@ -31,6 +31,8 @@ pub(crate) enum Saying {
     Packet(usize),
     /// A packet with this address.
     Ip(u64),
+    /// The same of a far branch, at which decoders' return stacks part.
+    Far(u64),
 }
 
 /// Which returns can be read back.
@@ -126,7 +128,12 @@ pub(crate) fn fewest(sayings: impl IntoIterator<Item = Saying>, returns: Returns
                 bytes.tnt += tnt(std::mem::take(&mut bits));
                 bytes.tip += with_ip(to, &mut last_ip);
             }
-            _ => bytes.tnt += tnt(std::mem::take(&mut bits)),
+            _ => {
+                if matches!(saying, Saying::Far(_)) && returns == Returns::Agreed {
+                    calls.clear();
+                }
+                bytes.tnt += tnt(std::mem::take(&mut bits));
+            }
         }
         match saying {
             Saying::Psb => {
@@ -140,7 +147,7 @@ pub(crate) fn fewest(sayings: impl IntoIterator<Item = Saying>, returns: Returns
                 calls.clear();
             }
             Saying::Packet(len) => bytes.other += len,
-            Saying::Ip(to) => bytes.other += with_ip(to, &mut last_ip),
+            Saying::Far(to) | Saying::Ip(to) => bytes.other += with_ip(to, &mut last_ip),
             _ => {}
         }
     }

@@ -374,7 +374,7 @@ fn map_refused(ctx: &Ctx) -> Outcome {
     }
     let again = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
     event.enable()?;
-    source.spin(2000);
+    source.spin_till_traced(2000, &aux);
     event.disable()?;
     check!(
         aux.all().iter().any(|byte| *byte != 0),
@@ -413,7 +413,7 @@ fn failed_allocation(ctx: &Ctx) -> Outcome {
             );
             let aux = ring.map_aux(&event, 16, AuxMode::Snapshot)?;
             event.enable()?;
-            source.spin(500);
+            source.spin_till_traced(500, &aux);
             event.disable()?;
             check!(
                 aux.all().iter().any(|byte| *byte != 0),

@@ -231,7 +231,7 @@ fn aux_place(ctx: &Ctx) -> Outcome {
         event.enable()?;
         ring.scribble(at, nonsense(&mut random, 9 * page_size() as u64, 4096));
         ring.scribble(at + 1, nonsense(&mut random, 4 * page_size() as u64, 4096));
-        source.spin(100);
+        source.spin_till_traced(100, &aux);
         event.disable()?;
         check!(
             aux.all().iter().any(|byte| *byte != 0),

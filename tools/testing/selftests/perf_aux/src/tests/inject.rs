@@ -217,7 +217,7 @@ fn area(ctx: &Ctx) -> Outcome {
                 |_| {
                     let aux = ring.map_aux(&event, pages, mode)?;
                     event.enable()?;
-                    source.spin(200);
+                    source.spin_till_traced(200, &aux);
                     event.disable()?;
                     check!(
                         aux.all().iter().any(|byte| *byte != 0),

@@ -295,7 +295,7 @@ fn memory_of_rounds(ctx: &Ctx, loader: &Loader, rounds: usize) -> std::result::R
         let ring = Ring::map(&event, 1)?;
         let aux = ring.map_aux(&event, 4, AuxMode::Snapshot)?;
         event.enable()?;
-        source.spin(100);
+        source.spin_till_traced(100, &aux);
         event.disable()?;
         check!(
             aux.all().iter().any(|byte| *byte != 0),

@@ -12,6 +12,7 @@
 use perf_aux::group::Setup;
 use perf_aux::load;
 use perf_aux::record::Sample;
+use perf_aux::ring::Aux;
 use perf_aux::sys::Pmu;
 use perf_aux::{
     check,
@@ -20,6 +21,7 @@ use perf_aux::{
     Outcome,
     Stop, //
 };
+use std::time::Duration;
 
 /// The PMU under test, with the most predictable of its configurations.
 pub struct Source {
@@ -59,8 +61,28 @@ impl Source {
     /// Runs some instructions in user mode, of which a trace of instructions shows `rounds` times
     /// eight or so. One that a timer writes gets the time for more than a word.
     pub fn spin(&self, rounds: u64) {
-        let by_timer = self.pattern && !self.by_instruction;
-        load::spin(if by_timer { 1_000_000 + rounds } else { rounds });
+        load::spin(rounds);
+        if self.by_timer() {
+            for _ in 0..8 {
+                load::spin(200_000);
+                // On an emulated machine, who makes the timer come needs a turn too.
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+
+    /// The same, until there is something in this area.
+    pub fn spin_till_traced(&self, rounds: u64, aux: &Aux) {
+        self.spin(rounds);
+        if self.by_timer() {
+            load::spin_until(Duration::from_secs(30), || {
+                aux.all().iter().any(|byte| *byte != 0)
+            });
+        }
+    }
+
+    fn by_timer(&self) -> bool {
+        self.pattern && !self.by_instruction
     }
 
     /// The usual group with this source as its leader.
