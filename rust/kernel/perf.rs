@@ -62,9 +62,11 @@
 //! | callback | interrupts | may be NMI | may sleep | proof handed to the driver |
 //! |---|---|---|---|---|
 //! | [`Pmu::event_init`], [`Pmu::validate_filters`], [`Pmu::setup_aux`] | on | no | yes | none |
-//! | [`Pmu::add`], [`Pmu::del`], [`Start::Run`], [`Stop::Update`], [`Pmu::timer`] | off | no | no | [`IrqsOff`] |
-//! | [`Start::Restart`], [`Stop::Keep`], [`Pmu::read`], [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
-//! | [`Stop::Pause`], [`Start::Resume`] | off | yes | no | [`NmiLike`] |
+//! | [`Pmu::add`], [`Pmu::del`], [`Pmu::timer`] | off | no | no | [`IrqsOff`] |
+//! | [`Start::Run`], [`Stop::Update`] | off | no | no | [`IrqsOff`] |
+//! | [`Start::Restart`], [`Stop::Keep`] | off | yes | no | [`NmiLike`] |
+//! | [`Start::Resume`], [`Stop::Pause`] | off | yes | no | [`NmiLike`] |
+//! | [`Pmu::read`], [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
 //!
 //! "NMI" stands for every context that can interrupt code which runs with interrupts off; see
 //! [`nmi`](crate::nmi), where the proofs are. Such a context may come in the middle of any other

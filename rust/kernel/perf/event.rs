@@ -169,7 +169,7 @@ unsafe fn sampling(
 
 /// What a counter of `bits` bits has gained since it was `prev`, which becomes what `read` returns.
 ///
-/// An interrupt or another CPU may do the same at any point in here. What is counted is gained once.
+/// An interrupt or another CPU may do the same at any point in here. Each count is gained once.
 #[inline]
 fn gained(prev: &Atomic<i64>, bits: u32, mut read: impl FnMut() -> u64) -> u64 {
     // Not for ever, since a driver can have `read` itself lead to here.

@@ -137,7 +137,8 @@ impl<'a> SampleOutput<'a> {
     ///
     /// `ENOSPC`, with nothing written, if `size` is more than there is room for or than the area
     /// has. `EBUSY`, with nothing written, if the area belongs to its reader, as in full-trace
-    /// mode, or if the transaction has ended. `EFAULT` if the data buffer took only some of the bytes.
+    /// mode, or if the transaction has ended. `EFAULT` if the data buffer took only some of the
+    /// bytes.
     #[inline]
     pub fn copy_aux<P: Pmu>(&mut self, aux: &mut AuxOutput<'_, P>, size: usize) -> Result {
         if !aux.is_open() || !aux.overwrite() {

@@ -294,8 +294,8 @@ pub trait Pmu: Sized + Send + Sync + 'static {
     ///
     /// `overwrite` says that user space maps the area read-only, that is, snapshot mode. The area
     /// is zeroed. What is returned is dropped when the last mapping is gone and no transaction is
-    /// open, where it may sleep; that can be after the registration. May sleep. The event may be on another CPU
-    /// meanwhile.
+    /// open, where it may sleep; that can be after the registration. May sleep. The event may be on
+    /// another CPU meanwhile.
     ///
     /// # Errors
     ///

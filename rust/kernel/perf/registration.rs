@@ -87,8 +87,8 @@ pub(super) const CLOSED: u32 = bindings::PERF_HES_STOPPED | bindings::PERF_HES_U
 /// dropped when there is none.
 ///
 /// One that is dropped earlier takes its events from their users: they count and trace no more,
-/// and `read(2)` returns what they had counted. AUX areas stay mapped, and keep the module until they
-/// are not.
+/// and `read(2)` returns what they had counted. AUX areas stay mapped, and keep the module until
+/// they are not.
 ///
 /// To drop a registration waits for its callbacks. So it must not be dropped in one of them, which
 /// would wait for ever. Nor must a module that goes away leave one behind (`mem::forget`): as with

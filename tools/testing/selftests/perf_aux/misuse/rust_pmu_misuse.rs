@@ -3,7 +3,8 @@
 //! PMUs that do everything wrong that compiles.
 //!
 //! - `misuse_chaos`: an AUX PMU that, from every callback, nests and ends what it can, writes
-//!   without asking, asks for absurd sizes, starts timers, overflows, and reads a counter that lies.
+//!   without asking, asks for absurd sizes, starts timers, overflows, and reads a counter that
+//!   lies.
 //! - `misuse_shared`: an AUX PMU that lets any number of its events be on a CPU, hence on one ring.
 //! - `misuse_box`: an AUX PMU whose registration is dropped when an event of `misuse_control` is
 //!   made, whoever has an event or a mapping of it.

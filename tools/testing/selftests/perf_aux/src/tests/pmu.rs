@@ -294,8 +294,8 @@ fn period(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A sample is taken when another period has been counted, and has the count of that moment. None is
-/// lost when the event is switched off just then.
+/// A sample is taken when another period has been counted, and has the count of that moment. None
+/// is lost when the event is switched off just then.
 fn values(_: &Ctx) -> Outcome {
     const PERIOD: u64 = 2_000_000;
     let event = clock(NS)?
@@ -594,7 +594,7 @@ impl Drop for Offline {
     }
 }
 
-/// When its CPU goes offline, the event goes on on another CPU of the package.
+/// When its CPU goes offline, the event continues on another CPU of the package.
 fn uncore_migrates(_: &Ctx) -> Outcome {
     let pmu = find("package_clock")?;
     let mask = |pmu: &Pmu| -> Result<Vec<usize>, Stop> {
