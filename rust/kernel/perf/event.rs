@@ -167,6 +167,25 @@ unsafe fn sampling(
     unsafe { (&raw mut (*event).hw.__bindgen_anon_2).cast() }
 }
 
+/// What a counter of `bits` bits has gained since it was `prev`, which becomes what `read` returns.
+///
+/// An interrupt or another CPU may do the same at any point in here. Each count is gained once.
+#[inline]
+fn gained(prev: &Atomic<i64>, bits: u32, mut read: impl FnMut() -> u64) -> u64 {
+    // Not for ever, since a driver can have `read` itself lead to here.
+    for _ in 0..4 {
+        let before = prev.load(Relaxed);
+        // After `before`, and again if that has changed: a value older than `before` would look as
+        // if the counter had gone round.
+        let now = read();
+        if prev.cmpxchg(before, now as i64, Relaxed).is_ok() {
+            return now.wrapping_sub(before as u64) & (u64::MAX >> (64 - bits));
+        }
+    }
+    // Others have counted until a moment ago; the rest is gained next time.
+    0
+}
+
 /// A `struct perf_event` of the PMU `P`.
 ///
 /// # Invariants
@@ -246,19 +265,11 @@ impl<P: Pmu> Event<P> {
         self.prev_count().store(now as i64, Relaxed);
     }
 
-    /// Adds what the PMU's counter has counted until it was `now`. Callers may interrupt each
+    /// Adds what the PMU's counter, which `read` reads, has counted. Callers may interrupt each
     /// other.
     #[inline]
-    pub(super) fn count_to(&self, now: u64) {
-        let mut before = self.prev_count().load(Relaxed);
-        loop {
-            match self.prev_count().cmpxchg(before, now as i64, Relaxed) {
-                Ok(_) => break,
-                Err(other) => before = other,
-            }
-        }
-        let mask = u64::MAX >> (64 - P::COUNTER_BITS);
-        self.add_count(now.wrapping_sub(before as u64) & mask);
+    pub(super) fn count_to(&self, read: impl FnMut() -> u64) {
+        self.add_count(gained(self.prev_count(), P::COUNTER_BITS, read));
     }
 
     /// Whether `other` is the same event.
@@ -351,26 +362,32 @@ impl<P: Pmu> OnCpu<P> {
         unsafe { (&raw const (*self.as_raw()).hw.sample_period).read_volatile() }
     }
 
-    /// How much has to be counted until the sampling period is over; at least 1. If it is over
-    /// already, the next one begins here (`hw.period_left`).
+    /// How much has to be counted until the sampling period is over (`hw.period_left`). It is 1 if
+    /// the period was over when the event was stopped: the sample is still to be taken.
     ///
     /// A driver sets its counter or timer to this, when it starts an event that takes samples and
     /// when an [overflow](Self::overflow) has returned.
     #[inline]
     pub fn period_left(&self) -> u64 {
-        let period = i64::try_from(self.sample_period()).unwrap_or(i64::MAX);
-        let mut left = self.left().load(Relaxed);
-        if left <= 0 {
-            // What comes late is taken off the next period, unless it is later than that.
-            left = left.saturating_add(period);
-            if left <= 0 {
-                left = period.max(1);
-            }
-            self.left().store(left, Relaxed);
-            // SAFETY: The event is valid, and only this CPU writes the field.
-            unsafe { (*sampling(self.as_raw())).last_period = period as u64 };
+        // To the core 0 says that a period is to begin, of another length for instance.
+        if self.left().load(Relaxed) == 0 {
+            self.begin_period();
         }
-        left as u64
+        self.left().load(Relaxed).max(1) as u64
+    }
+
+    /// The sampling period is over, and the next one begins. What came late is taken off it, unless
+    /// that is more than all of it.
+    #[inline]
+    fn begin_period(&self) {
+        let period = i64::try_from(self.sample_period()).unwrap_or(i64::MAX);
+        let mut left = self.left().load(Relaxed).saturating_add(period);
+        if left <= 0 {
+            left = period.max(1);
+        }
+        self.left().store(left, Relaxed);
+        // SAFETY: The event is valid, and only this CPU writes the field.
+        unsafe { (*sampling(self.as_raw())).last_period = period as u64 };
     }
 
     #[inline(always)]
@@ -450,15 +467,74 @@ mod overflow {
             if P::HAS_READ {
                 // SAFETY: The event is one of a `Registration<P>`.
                 let driver = unsafe { Registration::<P>::driver_of(self.as_raw()) };
-                self.count_to(driver.read(self, cx));
+                self.count_to(|| driver.read(self, cx));
             }
-            if !P::HAS_READ || self.left().load(Relaxed) <= 0 {
-                self.period_left();
+            let over = self.left().load(Relaxed) <= 0;
+            if over {
+                self.begin_period();
+            }
+            if over || !P::HAS_READ {
                 // SAFETY: The event is valid.
                 stopped = unsafe { overflow(self.as_raw()) };
             }
             in_overflow.store(false, Relaxed);
             stopped
         }
+    }
+}
+
+#[cfg(not(PERF_IN_MODULE))]
+#[macros::kunit_tests(rust_perf_event)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_counter_gains() {
+        let prev = Atomic::new(0xfff0i64);
+        assert_eq!(gained(&prev, 16, || 0xfff8), 8);
+        // Once round.
+        assert_eq!(gained(&prev, 16, || 4), 12);
+        assert_eq!(gained(&prev, 16, || 4), 0);
+        let prev = Atomic::new(-1i64);
+        assert_eq!(gained(&prev, 64, || 9), 10);
+    }
+
+    #[test]
+    fn what_an_interrupt_finds_is_gained_once() {
+        for bits in [8, 48, 64] {
+            let (prev, counter) = (Atomic::new(100i64), Atomic::new(100u64));
+            let read = || counter.fetch_add(10, Relaxed) + 10;
+            let mut calls = 0;
+            let mut inner = 0;
+            let outer = gained(&prev, bits, || {
+                calls += 1;
+                match calls {
+                    // It comes before the counter is read,
+                    1 => inner += gained(&prev, bits, read),
+                    // and behind that.
+                    2 => {
+                        let now = read();
+                        inner += gained(&prev, bits, read);
+                        return now;
+                    }
+                    _ => {}
+                }
+                read()
+            });
+            assert_eq!(calls, 3);
+            assert_eq!(outer + inner, counter.load(Relaxed) - 100);
+        }
+    }
+
+    #[test]
+    fn a_read_that_never_ends_alone_ends() {
+        let prev = Atomic::new(0i64);
+        let mut now = 0;
+        let gain = gained(&prev, 64, || {
+            now += 1;
+            prev.store(now, Relaxed);
+            now as u64 + 1
+        });
+        assert_eq!((gain, prev.load(Relaxed)), (0, now));
     }
 }

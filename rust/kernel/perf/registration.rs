@@ -439,8 +439,10 @@ impl<T: Pmu> VTable<T> {
             event.set_hw_state(STOPPED);
             event.private().timer.disarm();
             driver.stop(event, Stop::Keep(&cx));
-            if T::HAS_READ && update {
-                event.count_to(driver.read(event, &cx));
+            // Whether the core asks for it or not: where the event is started again, its count
+            // goes on from there.
+            if T::HAS_READ {
+                event.count_to(|| driver.read(event, &cx));
             }
         }
     }
@@ -504,7 +506,7 @@ impl<T: Pmu> VTable<T> {
         event.set_hw_state(state | STOPPED);
         driver.stop(event, Stop::Update(cx));
         if T::HAS_READ && state == 0 {
-            event.count_to(driver.read(event, cx));
+            event.count_to(|| driver.read(event, cx));
         }
         Self::end(event, cx);
     }
@@ -539,7 +541,7 @@ impl<T: Pmu> VTable<T> {
             let cx = unsafe { NmiLike::new() };
             // SAFETY: `hw.state` is an int, here only looked at.
             if unsafe { (&raw const (*event.as_raw()).hw.state).read_volatile() } == 0 {
-                event.count_to(driver.read(event, &cx));
+                event.count_to(|| driver.read(event, &cx));
             }
         }
     }

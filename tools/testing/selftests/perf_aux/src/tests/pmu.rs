@@ -9,6 +9,11 @@ use perf_aux::load::{
     self,
     Child, //
 };
+use perf_aux::notify::{
+    Signal,
+    POLL_HUP,
+    POLL_IN, //
+};
 use perf_aux::record::{
     Record,
     Sample, //
@@ -40,8 +45,10 @@ pub const TESTS: &[Test] = &[
     Test::new("pmu.inherited", inherited),
     Test::new("pmu.takes_turns", takes_turns),
     Test::new("pmu.period", period),
+    Test::new("pmu.values", values),
     Test::new("pmu.frequency", frequency),
     Test::new("pmu.throttled", throttled),
+    Test::new("pmu.throttled_group", throttled_group),
     Test::new("pmu.excluded", excluded),
     Test::new("pmu.refresh", refresh),
     Test::new("pmu.uncore.refused", uncore_refused),
@@ -95,19 +102,24 @@ fn fields(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Two counters of one time agree, start at zero, and stand still while they are off.
+/// Two counters of one time agree with each other and with the kernel's, start at zero, and stand
+/// still while they are off.
 fn counts(_: &Ctx) -> Outcome {
     let group = u64::from(abi::PERF_FORMAT_GROUP) | TIMES;
     let ns = clock(NS)?.read_format(group).open()?;
     let us = Attr::new(Pmu::needed("clock")?.kind(), US)
         .group(&ns)
         .open()?;
-    let read = || -> Result<(u64, u64, u64), Stop> {
+    let task = Attr::software(abi::PERF_COUNT_SW_TASK_CLOCK)
+        .group(&ns)
+        .open()?;
+    let read_all = || -> Result<(u64, u64, u64, u64), Stop> {
         match ns.read()?[..] {
-            [2, _, running, ns, us] => Ok((running, ns, us)),
+            [3, _, running, ns, us, task] => Ok((running, ns, us, task)),
             ref other => perf_aux::fail!("a group read of {other:?}"),
         }
     };
+    let read = || read_all().map(|(running, ns, us, _)| (running, ns, us));
     check_eq!(read()?, (0, 0, 0), "counts at first");
     ns.enable()?;
     let mut last = (0, 0, 0);
@@ -127,12 +139,17 @@ fn counts(_: &Ctx) -> Outcome {
         last = now;
     }
     ns.disable()?;
-    let off = read()?;
+    let off = read_all()?;
+    let (_, nanos, _, task_nanos) = off;
+    check!(
+        task_nanos > nanos / 2 && task_nanos < 2 * nanos,
+        "{nanos} nanoseconds beside {task_nanos} of task-clock"
+    );
     load::spin(500_000);
-    check_eq!(read()?, off, "counts while they are off");
+    check_eq!(read_all()?, off, "counts while they are off");
     ns.reset()?;
     check_eq!(read()?.1, 0, "count after a reset");
-    drop(us);
+    drop((us, task));
     Ok(())
 }
 
@@ -268,6 +285,47 @@ fn period(_: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// A sample is taken when another period has been counted, and has the count of that moment. None
+/// is lost when the event is switched off just then.
+fn values(_: &Ctx) -> Outcome {
+    const PERIOD: u64 = 2_000_000;
+    let event = clock(NS)?
+        .sample_period(PERIOD)
+        .sample_type(FIELDS | u64::from(abi::PERF_SAMPLE_READ))
+        .open()?;
+    let mut ring = Ring::map(&event, 16)?;
+    event.enable()?;
+    let mut all = Vec::new();
+    let enough = load::spin_until(SOON, || {
+        for _ in 0..20 {
+            if event.disable().and_then(|()| event.enable()).is_err() {
+                return true;
+            }
+        }
+        all.extend(samples(&mut ring).unwrap_or_default());
+        all.len() >= 50
+    });
+    event.disable()?;
+    all.extend(samples(&mut ring)?);
+    check!(enough, "{} samples", all.len());
+    // What comes late is taken off the next period, unless it is later than that.
+    let mut due = PERIOD;
+    for sample in &all {
+        let [count] = sample.read[..] else {
+            perf_aux::fail!("a sample has {:?} for a count", sample.read);
+        };
+        check!(
+            count >= due,
+            "a sample at a count of {count}, which was due at {due}"
+        );
+        due = PERIOD + if count - due < PERIOD { due } else { count };
+    }
+    let count = event.count()?;
+    let last = all.last().map_or(0, |sample| sample.read[0]);
+    check!(count >= last, "count {count} after a sample at {last}");
+    Ok(())
+}
+
 /// With a frequency the core finds the period.
 fn frequency(_: &Ctx) -> Outcome {
     let attr = clock(NS)?.sample_type(FIELDS).with(|attr| {
@@ -331,6 +389,42 @@ fn throttled(_: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// The members of a group that is held back keep what they had counted.
+fn throttled_group(_: &Ctx) -> Outcome {
+    if !sys::is_root() {
+        skip!("setting the greatest sample rate needs root");
+    }
+    let _rate = Sysctl::set("kernel/perf_event_max_sample_rate", "1000")?;
+    let leader = clock(NS)?
+        .sample_period(200_000)
+        .sample_type(FIELDS)
+        .read_format(abi::PERF_FORMAT_GROUP.into())
+        .open()?;
+    let member = Attr::new(find("clock")?.kind(), NS).group(&leader).open()?;
+    let mut ring = Ring::map(&leader, 16)?;
+    leader.enable()?;
+    let mut held = 0;
+    let enough = load::spin_until(SOON, || {
+        for record in ring.drain().unwrap_or_default() {
+            held += u32::from(matches!(record, Record::Throttle { .. }));
+        }
+        held >= 20
+    });
+    leader.disable()?;
+    check!(enough, "held back {held} times");
+    // Both start and stop together. The leader's count is read at each overflow, the member's only
+    // when it is stopped.
+    match leader.read()?[..] {
+        [2, all, part] => check!(
+            part > all / 2 && all > part / 2,
+            "a group that was held back {held} times has counted {all} and {part} nanoseconds"
+        ),
+        ref other => perf_aux::fail!("a group read of {other:?}"),
+    }
+    drop(member);
+    Ok(())
+}
+
 /// What an event excludes is not sampled.
 fn excluded(_: &Ctx) -> Outcome {
     const KERNEL: u64 = 1 << 63;
@@ -373,13 +467,16 @@ fn excluded(_: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// After as many overflows as were asked for, the event is off.
+/// After as many overflows as were asked for, the event is off, and the last signal says so.
 fn refresh(_: &Ctx) -> Outcome {
+    let signal = Signal::new(0)?;
     let event = clock(NS)?
         .sample_period(500_000)
         .sample_type(FIELDS)
+        .wakeup_events(1)
         .open()?;
     let mut ring = Ring::map(&event, 16)?;
+    signal.attach(&event)?;
     event.refresh(3)?;
     let mut all = Vec::new();
     let enough = load::spin_until(SOON, || {
@@ -390,6 +487,13 @@ fn refresh(_: &Ctx) -> Outcome {
     load::spin(5_000_000);
     all.extend(samples(&mut ring)?);
     check_eq!(all.len(), 3, "samples after three were asked for");
+    let codes = signal.codes(4, Duration::from_secs(1))?;
+    // Overflows of one interrupt, which comes late, have one signal.
+    let (last, before) = codes.split_last().unwrap_or((&0, &[]));
+    check!(
+        *last == POLL_HUP && before.len() < 3 && before.iter().all(|code| *code == POLL_IN),
+        "codes of the signals {codes:?}"
+    );
     let count = event.count()?;
     load::spin(500_000);
     check_eq!(event.count()?, count, "count of an event that is off");
@@ -481,7 +585,7 @@ impl Drop for Offline {
     }
 }
 
-/// When its CPU goes offline, the event goes on on another CPU of the package.
+/// When its CPU goes offline, the event continues on another CPU of the package.
 fn uncore_migrates(_: &Ctx) -> Outcome {
     let pmu = Pmu::needed("package_clock")?;
     let mask = |pmu: &Pmu| -> Result<Vec<usize>, Stop> {
