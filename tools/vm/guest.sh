@@ -6,16 +6,21 @@
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 HOME=/tmp
 
-# Fast, and with more features than the root's own file system. A checkout under /tmp stays there.
-if [[ $TOP == /tmp/* ]]; then
-	mkdir -p /run/top
-	mount --bind "$TOP" /run/top
-	mount -t tmpfs -o mode=1777 tmpfs /tmp
-	mkdir -p "$TOP"
-	mount --move /run/top "$TOP"
-else
-	mount -t tmpfs -o mode=1777 tmpfs /tmp
-fi
+# Fast, and with more features than the root's own file system. A checkout under /tmp stays there, and
+# so does the directory of --out.
+shared=()
+for dir in "$TOP" ${OUT:+"$OUT"}; do
+	[[ $dir != /tmp/* ]] || shared+=("$dir")
+done
+for i in "${!shared[@]}"; do
+	mkdir -p "/run/shared/$i"
+	mount --bind "${shared[i]}" "/run/shared/$i"
+done
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+for i in "${!shared[@]}"; do
+	mkdir -p "${shared[i]}"
+	mount --move "/run/shared/$i" "${shared[i]}"
+done
 
 # guest_step NAME: what the run is doing, for the message of a run that hangs.
 guest_step() {

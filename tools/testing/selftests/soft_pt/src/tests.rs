@@ -12,6 +12,7 @@ pub mod record;
 pub mod refuse;
 pub mod situation;
 pub mod stress;
+pub mod traps;
 
 use std::{
     ffi::CString,

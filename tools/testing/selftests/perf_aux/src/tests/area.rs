@@ -155,6 +155,19 @@ fn full_records(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// Waits for another task's event to wake the reader, and switches it on again meanwhile.
+///
+/// A full area stops its event by an interrupt which comes to that task's CPU after the reader was
+/// woken. Whoever makes room and switches the event on before it comes has done so in vain.
+fn wait_full(event: &Event, what: &str) -> Outcome {
+    let end = Instant::now() + SOON;
+    while notify::wait(event, Duration::from_millis(100))? != notify::Wake::Ready {
+        check!(Instant::now() < end, "no {what} in {SOON:?}");
+        event.enable()?;
+    }
+    Ok(())
+}
+
 /// Every byte that a record of a writable area tells of is the source's, also across many laps.
 fn full_bytes(ctx: &Ctx) -> Outcome {
     let source = Source::new(ctx)?;
@@ -167,16 +180,8 @@ fn full_bytes(ctx: &Ctx) -> Outcome {
     let mut word = 0u64;
     area.event.enable()?;
     child.go()?;
-    let mut end = Instant::now() + SOON;
     while word * 8 < (laps * area.aux.size()) as u64 {
-        if notify::wait(&area.event, Duration::from_millis(100))? != notify::Wake::Ready {
-            check!(
-                Instant::now() < end,
-                "waiting for the area to be half full, at word {word:#x}"
-            );
-            // What it was switched on again for below may not have been done when it was.
-            area.event.enable()?;
-        }
+        wait_full(&area.event, &format!("half an area, at word {word:#x}"))?;
         for (offset, size, flags) in area.records()? {
             check_eq!(offset, word * 8, "offset of a record");
             for bytes in area.aux.bytes(offset, size as usize).chunks(8) {
@@ -184,7 +189,6 @@ fn full_bytes(ctx: &Ctx) -> Outcome {
                 word += 1;
             }
             area.ring.set_aux_tail(offset + size);
-            end = Instant::now() + SOON;
             if flags & TRUNCATED != 0 {
                 // The event stopped because this process was too slow. It goes on from here.
                 area.event.enable()?;
@@ -279,17 +283,7 @@ fn child_wakes_parent(ctx: &Ctx) -> Outcome {
     child.go()?;
     let mut head = 0;
     for wake in 0..10 {
-        let before = Instant::now();
-        check_eq!(
-            notify::wait(&event, SOON)?,
-            notify::Wake::Ready,
-            "wait {wake} for the child to fill the area"
-        );
-        check!(
-            before.elapsed() < SOON,
-            "wait {wake} took {:?}",
-            before.elapsed()
-        );
+        wait_full(&event, &format!("wake-up {wake} by the child"))?;
         let now = ring.aux_head();
         check!(now >= head, "aux_head went from {head:#x} to {now:#x}");
         head = now;

@@ -417,23 +417,32 @@ fn nmi(ctx: &Ctx) -> Outcome {
             .aux_sample_size(1024),
         ..source.setup()
     };
-    let wanted = ctx.rounds(20);
+    let cpus = load::cpus()?;
+    let wanted = ctx.rounds(20).div_ceil(cpus.len());
     for name in Variant::names() {
         let _variant = Variant::choose(name)?;
         let mut group = setup.open()?;
         let (mut samples, mut full) = (0, 0);
-        let end = Instant::now() + ctx.time(Duration::from_secs(5));
-        while samples < wanted && Instant::now() < end {
-            for sample in group.sample(1, Duration::from_secs(1))? {
-                // If the PMU was at work it can't give its trace; the sample has zeros then.
-                let aux = sample.aux.as_deref().unwrap_or_default();
-                check!(
-                    aux.len() == 1024 || aux.is_empty(),
-                    "AUX bytes of a sample in an NMI: {}",
-                    aux.len()
-                );
-                full += u32::from(source.check(&sample)?.unwrap_or(1) > 0);
-                samples += 1;
+        let mut without = Vec::new();
+        for &cpu in &cpus {
+            load::pin(cpu)?;
+            let before = samples;
+            let end = Instant::now() + ctx.time(Duration::from_secs(5));
+            while samples - before < wanted && Instant::now() < end {
+                for sample in group.sample(1, Duration::from_secs(1))? {
+                    // If the PMU was at work it can't give its trace; the sample has zeros then.
+                    let aux = sample.aux.as_deref().unwrap_or_default();
+                    check!(
+                        aux.len() == 1024 || aux.is_empty(),
+                        "AUX bytes of a sample in an NMI: {}",
+                        aux.len()
+                    );
+                    full += u32::from(source.check(&sample)?.unwrap_or(1) > 0);
+                    samples += 1;
+                }
+            }
+            if samples == before {
+                without.push(cpu);
             }
         }
         if samples == 0 {
@@ -442,6 +451,7 @@ fn nmi(ctx: &Ctx) -> Outcome {
         ctx.diag(format_args!(
             "{samples} samples with {name}, {full} of them with a trace"
         ));
+        check!(without.is_empty(), "none of them on the CPUs {without:?}");
         check!(full > 0, "none of {samples} samples had a trace");
     }
     Ok(())

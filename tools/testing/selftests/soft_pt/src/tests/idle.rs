@@ -6,12 +6,6 @@ use perf_aux::{
     check,
     check_eq,
     load,
-    skip,
-    sys::{
-        self,
-        is_root, //
-    },
-    Attr,
     Ctx,
     Event,
     Outcome,
@@ -19,30 +13,9 @@ use perf_aux::{
     Test, //
 };
 
-pub const TESTS: &[Test] = &[Test::new("idle.no_probes", no_probes)];
+use crate::tests::traps;
 
-/// Counts how often a CPU comes by the stepper's probe of the scheduler.
-fn counter(cpu: usize) -> Result<Event, Stop> {
-    if !is_root() {
-        skip!("a breakpoint in the kernel needs root");
-    }
-    let probe =
-        |name: &str, _: Option<&str>| name.contains("step4task") && name.ends_with("on_switch");
-    let address = match sys::find_kernel_symbol(probe)? {
-        Some(name) => sys::kernel_symbol(&name)?,
-        None => None,
-    };
-    let Some(address) = address else {
-        skip!("/proc/kallsyms does not tell the address of the stepper's probe");
-    };
-    let attr = Attr::exec_breakpoint(address, 1 << 40);
-    Ok(attr
-        .exclude_user()
-        .exclude_hv()
-        .pid(-1)
-        .cpu(cpu as i32)
-        .open()?)
-}
+pub const TESTS: &[Test] = &[Test::new("idle.no_probes", no_probes)];
 
 /// How often this task's CPU comes by while the task sleeps again and again.
 fn hits(counter: &Event) -> Result<u64, Stop> {
@@ -57,8 +30,7 @@ fn hits(counter: &Event) -> Result<u64, Stop> {
 fn no_probes(ctx: &Ctx) -> Outcome {
     let pmu = ctx.pmu()?;
     load::pin(0)?;
-    let counter = counter(0)?;
-    counter.enable()?;
+    let counter = traps::calls("4task", "on_switch", |attr| attr.pid(-1).cpu(0))?;
     for round in 0..3 {
         check_eq!(
             hits(&counter)?,

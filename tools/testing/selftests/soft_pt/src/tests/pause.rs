@@ -3,13 +3,7 @@
 //! AUX pause and resume: what is traced is what runs in between, it decodes, and the rest costs
 //! nothing.
 
-use std::{
-    path::Path,
-    time::{
-        Duration,
-        Instant, //
-    }, //
-};
+use std::path::Path;
 
 use perf_aux::{
     check,
@@ -44,7 +38,8 @@ use crate::{
             Place,
             Uprobe, //
         },
-        symbol_of, //
+        symbol_of,
+        traps, //
     }, //
 };
 
@@ -170,115 +165,75 @@ fn function_sampled(ctx: &Ctx) -> Outcome {
     check_samples(ctx, &data, &path, Place::Anywhere)
 }
 
-/// The time that a child takes once it is told to start.
-pub(super) fn timed<T>(
-    child: Child,
-    prepare: impl Fn(&Child) -> Result<T, Stop>,
-) -> Result<Duration, Stop> {
-    let prepared = prepare(&child)?;
-    let start = Instant::now();
-    check_eq!(child.wait()?, 0, "exit status of the child");
-    let time = start.elapsed();
-    drop(prepared);
-    Ok(time)
-}
-
-/// A program recorded paused runs as fast as untraced.
+/// A program recorded paused is not stepped.
 fn cost_while_paused(ctx: &Ctx) -> Outcome {
-    const GOAL: f64 = 1.05;
+    const ROUNDS: u64 = 20_000;
 
     let pmu = ctx.pmu()?;
-    load::pin(load::cpus()?[0])?;
     let work = || {
-        load::spin(20_000_000);
+        load::spin(ROUNDS);
         0
     };
-    let mut best = f64::MAX;
-    // Other programs on the machine make either of the two slower, but hardly each time.
-    for _ in 0..5 {
-        let (mut plain, mut paused) = (Duration::MAX, Duration::MAX);
-        for _ in 0..5 {
-            plain = plain.min(timed(Child::new(work)?, |_| Ok(()))?);
-            let time = timed(Child::new(work)?, |child| {
-                let attr = pmu.event(0).pid(child.pid()).aux_start_paused();
-                let event = attr.open()?;
-                let ring = Ring::map(&event, 8)?;
-                let aux = ring.map_aux(&event, 16, AuxMode::Full)?;
-                event.enable()?;
-                Ok((event, ring, aux))
-            })?;
-            paused = paused.min(time);
-        }
-        let ratio = paused.as_secs_f64() / plain.as_secs_f64();
-        ctx.diag(format!("untraced {plain:?}, paused {paused:?}: {ratio:.3}"));
-        best = best.min(ratio);
-        if best <= GOAL {
-            break;
-        }
-    }
+    let traced = |paused: bool| {
+        traps::of(Child::new(work)?, |child| {
+            let attr = pmu.event(0).pid(child.pid());
+            let event = match paused {
+                true => attr.aux_start_paused().open()?,
+                false => attr.open()?,
+            };
+            let ring = Ring::map(&event, 8)?;
+            let aux = ring.map_aux(&event, 1024, AuxMode::Full)?;
+            event.enable()?;
+            Ok((event, ring, aux))
+        })
+    };
+    let running = traced(false)?;
     check!(
-        best <= GOAL,
-        "{best:.3} times as long as untraced, the goal is {GOAL}"
+        running >= ROUNDS,
+        "{running} traps of a traced program in {ROUNDS} rounds of its loop"
     );
+    check_eq!(traced(true)?, 0, "traps of a program recorded paused");
+    ctx.diag(format!("{running} traps when not paused"));
     Ok(())
 }
 
 /// What it costs to trace one function of a program is its share of what it costs to trace the
 /// whole, apart from the probes.
 fn cost_of_a_function(ctx: &Ctx) -> Outcome {
-    const LONG: usize = 60;
-    const TURNS: usize = 8;
-
     pmu_for_perf(ctx)?;
-    let steps = oracle::step_rounds(rounds())?;
+    let rounds = rounds();
+    let steps = oracle::step_rounds(rounds)?;
     let probes = Probes::new()?;
-    load::pin(load::cpus()?[0])?;
+    let cpu = load::cpus()?[0];
+    load::pin(cpu)?;
     let scratch = Scratch::new()?;
     let data = scratch.path("perf.data");
     let count = |list: &dyn Fn(&Vec<u64>) -> usize| steps.threads.iter().map(list).sum::<usize>();
-    let instructions = count(&|steps| probes.of(steps).count()) as f64;
-    let share = instructions / count(&Vec::len) as f64;
-    // The rest is for other programs on the machine.
-    let most = 4.0 * share + 0.05;
-    let groups = [
-        "dummy:u",
-        &format!("{{{ENTRY},{RETURN}}}"),
-        &Probes::group(""),
-        "intel_pt//u",
-    ];
-    // What else the machine does only adds to a time, for a while. So the least counts, of turns in
-    // which each has its own, until it is small enough.
-    let mut least = [f64::MAX; 4];
-    let mut cost = f64::MAX;
-    for turn in 0..TURNS {
-        for (group, least) in groups.iter().zip(&mut least) {
-            let start = Instant::now();
-            record(&data, group, &["-m", "1M,4M"], LONG)?;
-            *least = least.min(start.elapsed().as_secs_f64());
-        }
-        let [plain, with_probes, function, whole] = least;
-        cost = match whole > plain {
-            true => (function - with_probes) / (whole - plain),
-            false => f64::MAX,
-        };
-        ctx.diag(format!(
-            "recorded without a trace {plain:.2} s, with the probes {with_probes:.2} s, with the \
-             function traced {function:.2} s, with all traced {whole:.2} s"
-        ));
-        if turn >= 1 && cost < most {
-            break;
-        }
-    }
+    let inside = count(&|steps| probes.of(steps).count()) as u64;
+    let all = count(&Vec::len) as u64;
+
+    let counter = traps::counter(-1, cpu as i32)?;
+    let traps = |group: &str| -> Result<u64, Stop> {
+        let before = counter.count()?;
+        record(&data, group, &["-m", "1M,4M"], rounds)?;
+        Ok(counter.count()? - before)
+    };
+    let whole = traps("intel_pt//u")?;
+    let with_probes = traps(&format!("{{{ENTRY},{RETURN}}}"))?;
+    let function = traps(&Probes::group(""))?;
     ctx.diag(format!(
-        "the function is {:.1} % of the instructions, and {:.1} % of the cost",
-        100.0 * share,
-        100.0 * cost
+        "{whole} traps with all traced, {with_probes} with the probes, {function} with the \
+         function traced; {inside} of {all} instructions are its own"
     ));
     check!(
-        cost < most,
-        "{:.1} % of the instructions make {:.1} % of the cost",
-        100.0 * share,
-        100.0 * cost
+        whole >= all / 2,
+        "{whole} traps of {all} instructions that are all traced"
+    );
+    // The probes step the instruction that they replace, and resume in the course of it.
+    let most = with_probes + inside + inside / 10;
+    check!(
+        function <= most,
+        "{function} traps with the function traced, expected {most} or fewer"
     );
     Ok(())
 }
