@@ -400,7 +400,9 @@ fn throttled_group(_: &Ctx) -> Outcome {
         .sample_type(FIELDS)
         .read_format(abi::PERF_FORMAT_GROUP.into())
         .open()?;
-    let member = Attr::new(find("clock")?.kind(), NS).group(&leader).open()?;
+    let member = Attr::new(Pmu::needed("clock")?.kind(), NS)
+        .group(&leader)
+        .open()?;
     let mut ring = Ring::map(&leader, 16)?;
     leader.enable()?;
     let mut held = 0;
