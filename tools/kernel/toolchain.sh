@@ -9,8 +9,12 @@
 
 # A wrong KERNEL_SRC is found before anything is made.
 check_tree() {
-	local tree=$1 file
+	local tree=$1 file version oldest
 	[ -d "$tree" ] || die "KERNEL_SRC=$tree is not a directory." "Give the top directory of a Linux source tree."
+	version=$(sed -nE 's/^(VERSION|PATCHLEVEL) = ([0-9]+)$/\2/p' "$tree/Makefile" 2>/dev/null | paste -sd.)
+	oldest=$(sed -n 's/^linux-source-//p' "$TOP/tools/kernel/packages" | sort -V | head -n 1)
+	[ -z "$version" ] || [ "$(printf '%s\n' "$oldest" "$version" | sort -V | head -n 1)" = "$oldest" ] ||
+		die "KERNEL_SRC=$tree is Linux $version, which is too old: this tree needs $oldest."
 	for file in Makefile Kconfig kernel/events/core.c rust/kernel/lib.rs; do
 		[ -f "$tree/$file" ] ||
 			die "KERNEL_SRC=$tree is not a Linux source tree with Rust in it: $file is missing." \
@@ -25,12 +29,24 @@ if [ -n "${KERNEL_SRC:-}" ]; then
 	KERNEL_SRC=$(realpath "$KERNEL_SRC")
 fi
 
+# source_in DIR: the tar ball there of the kernel source that this tree fits best, else of the newest.
+source_in() {
+	local package
+	while read -r package; do
+		if [ -f "$1/$package.tar.xz" ]; then
+			printf '%s\n' "$1/$package.tar.xz"
+			return
+		fi
+	done < <(grep '^linux-source-' "$TOP/tools/kernel/packages")
+	find "$1" -maxdepth 1 -name 'linux-source-*.tar.xz' 2>/dev/null | sort -V | tail -n 1
+}
+
 # Prints the kernel source that a host toolchain would use, as a tar ball or a directory.
 host_source() {
 	if [ -n "${KERNEL_SRC:-}" ]; then
 		printf '%s\n' "$KERNEL_SRC"
 	else
-		find /usr/src -maxdepth 1 -name 'linux-source-7.*.tar.xz' 2>/dev/null | sort -V | tail -n 1
+		source_in /usr/src
 	fi
 }
 
