@@ -389,7 +389,7 @@ pub(super) fn check_name(name: &CStr, parent: *mut bindings::device) -> Result {
         found
     };
     if taken {
-        pr_err!("perf: there is a device called {name:?}, so no PMU can be\n");
+        pr_notice!("perf: there is a device called {name:?}, so no PMU can be\n");
         return Err(EEXIST);
     }
     Ok(())

@@ -4,8 +4,8 @@
 //!
 //! It follows the user-mode flow of control of tasks by single-stepping them, and writes it down in
 //! Intel PT's packets into the AUX area of a perf event. So the tools for Intel PT work without the
-//! hardware; the `perf` tool in particular, if the PMU goes by the name it looks for
-//! (`insmod soft_pt.ko name=intel_pt`).
+//! hardware; the `perf` tool in particular, since the PMU takes the name that it looks for,
+//! `intel_pt`, unless the driver of the hardware has it.
 //!
 //! ```text
 //!    perf core ──▶ pmu ◀── config (what an event may ask for)
@@ -54,22 +54,37 @@ module! {
     license: "GPL",
 }
 
-kernel::string_param!(NAME, "soft_pt", "name", c"soft_pt");
+// Empty: a name of `NAMES`.
+kernel::string_param!(NAME, "soft_pt", "name", c"");
 
-#[pin_data]
+/// What the PMU is called unless the user says: the name that tools look for, or where the driver of
+/// the hardware has that, its own.
+const NAMES: [&CStr; 2] = [c"intel_pt", c"soft_pt"];
+
 struct SoftPtModule {
-    #[pin]
-    _pmu: Registration<pmu::SoftPt>,
+    _pmu: Pin<KBox<Registration<pmu::SoftPt>>>,
 }
 
-impl kernel::InPlaceModule for SoftPtModule {
-    fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            _pmu <- {
-                #[cfg(PERF_IN_MODULE)]
-                home::check_kernel()?;
-                Registration::new(NAME.get(), pmu::SoftPt::new()?)
-            },
-        })
+/// Registers the PMU by a name.
+fn register(name: &CStr) -> Result<Pin<KBox<Registration<pmu::SoftPt>>>> {
+    let pmu = KBox::try_pin_init(Registration::new(name, pmu::SoftPt::new()?), GFP_KERNEL)?;
+    pr_info!("the PMU is called {}\n", name);
+    Ok(pmu)
+}
+
+impl kernel::Module for SoftPtModule {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        #[cfg(PERF_IN_MODULE)]
+        home::check_kernel()?;
+        let given = NAME.get();
+        let pmu = if given.is_empty() {
+            match register(NAMES[0]) {
+                Err(error) if error == EEXIST => register(NAMES[1])?,
+                registered => registered?,
+            }
+        } else {
+            register(given)?
+        };
+        Ok(Self { _pmu: pmu })
     }
 }

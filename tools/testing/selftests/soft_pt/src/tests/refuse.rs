@@ -379,7 +379,7 @@ fn name_taken(ctx: &Ctx) -> Outcome {
     for (name, errno) in [
         ("software", TAKEN),
         ("breakpoint", TAKEN),
-        ("", libc::EINVAL),
+        (".", libc::EINVAL),
         ("a/b", libc::EINVAL),
     ] {
         let got = file.load(name)?;
