@@ -12,7 +12,7 @@ export MODULE_ARGS
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: run test torture kernel module deb vm bench check patches series clean distclean help
+.PHONY: run test torture kernel module deb perf vm bench check patches series clean distclean help
 
 help:
 	@sed -n 's/^#> \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,7 @@ help:
 #>   make torture    the random and repeated tests at length; MINUTES=N for each part, SEED=N, PARTS='…'
 #>   make vm         a shell in the VM with soft_pt loaded as intel_pt; CMD='…' runs that instead
 #>   make deb        a Debian package that builds soft_pt for the kernel it is installed on
+#>   make perf       one with a perf that records soft_pt on AMD and other processors than Intel's
 #>
 #> With KERNEL=stock, run, test and vm take Debian's own kernel instead of building one.
 #>
@@ -34,7 +35,7 @@ help:
 #>
 #> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
 #>            MODULE=NAME|DIR (for module and vm: a sample of samples/rust, or the directory of a driver)
-#>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=intel_pt'  V=1
+#>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=soft_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.
 
@@ -55,6 +56,9 @@ module:
 
 deb:
 	@tools/debian/package
+
+perf:
+	@tools/debian/perf --package
 
 vm:
 	@tools/vm/run $(if $(CMD),-- "$$CMD")
