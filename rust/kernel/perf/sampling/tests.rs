@@ -293,6 +293,7 @@ fn check_output(flags: u64, change: Change, size: usize, byte: u8) -> Result {
     let mut ring = TestPages::new(&[0, 1], |_| 0xa5)?;
     let pages = ring.addresses()?;
     let mut pair = Pair::new(&pages)?;
+    pair.data.type_ = pair.sampled.attr.sample_type;
     pair.data.sample_flags = flags;
     pair.data.aux_size = Pair::SIZE as u64;
     irqs_off(|_| {
