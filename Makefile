@@ -31,9 +31,10 @@ help:
 #>   make kernel     the kernel with this tree in it          make check     style, lints and documentation
 #>   make module     soft_pt.ko, or that of MODULE=           make bench     the speed table
 #>   make patches    check that the patch series applies      make clean     remove build/
-#>   make series     the fixes of the perf core, to be sent    make distclean remove the cache too
+#>   make series     all of it as patches, to be sent          make distclean remove the cache too
 #>
 #> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
+#>            COMMITS=all|'NUMBER…' (for series: builds each commit, or these)
 #>            MODULE=NAME|DIR (for module and vm: a sample of samples/rust, or the directory of a driver)
 #>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=soft_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
@@ -73,7 +74,7 @@ patches:
 	@tools/kernel/try-patches
 
 series:
-	@tools/kernel/series
+	@tools/kernel/series $(if $(COMMITS),--build $(filter-out all,$(COMMITS)))
 
 clean:
 	@rm -rf build

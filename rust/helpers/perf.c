@@ -187,3 +187,18 @@ __rust_helper void rust_helper_tracepoint_synchronize_unregister(void)
 
 #endif /* CONFIG_TRACEPOINTS */
 #endif /* CONFIG_X86_64 */
+
+#ifdef CONFIG_PERF_AUX_RUST_COMPARE
+
+#include <../../kernel/events/internal.h>
+
+/* For tests of both. */
+__rust_helper void rust_helper_perf_aux_choose(bool rust)
+{
+	if (rust)
+		static_branch_enable(&perf_aux_rust_key);
+	else
+		static_branch_disable(&perf_aux_rust_key);
+}
+
+#endif /* CONFIG_PERF_AUX_RUST_COMPARE */

@@ -61,17 +61,21 @@
 //!
 //! | callback | interrupts | may be NMI | may sleep | proof handed to the driver |
 //! |---|---|---|---|---|
-//! | [`Pmu::event_init`], [`Pmu::validate_filters`], [`Pmu::setup_aux`] | on | no | yes | none |
-//! | [`Pmu::add`], [`Pmu::del`], [`Pmu::timer`] | off | no | no | [`IrqsOff`] |
+//! | [`Pmu::event_init`] | on | no | yes | none |
+//! | [`Pmu::setup_aux`] | on | no | yes | none |
+//! | [`Pmu::validate_filters`] | on | no | yes | none |
+//! | [`Pmu::add`], [`Pmu::del`] | off | no | no | [`IrqsOff`] |
+//! | [`Pmu::timer`] | off | no | no | [`IrqsOff`] |
 //! | [`Start::Run`], [`Stop::Update`] | off | no | no | [`IrqsOff`] |
-//! | [`Pmu::read`], [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
+//! | [`Pmu::read`] | off | yes | no | [`NmiLike`] |
+//! | [`Pmu::snapshot_aux`] | off | yes | no | [`NmiLike`] |
 //! | [`Start::Restart`], [`Stop::Keep`] | off | yes | no | [`NmiLike`] |
 //! | [`Stop::Pause`], [`Start::Resume`] | off | yes | no | [`NmiLike`] |
 //!
 //! "NMI" stands for every context that can interrupt code which runs with interrupts off; see
 //! [`nmi`](crate::nmi), where the proofs are. Such a context may come in the middle of any other
-//! callback. So [`OnCpu::with_state`] and [`OnCpu::with_aux`] turn it away if it has interrupted
-//! code that is there already. What must get through goes into atomics of [`Pmu::Data`].
+//! callback. So [`OnCpu::with_state`] turns it away if it has interrupted code that is there
+//! already. What must get through goes into atomics of [`Pmu::Data`].
 //!
 //! [`IrqsOff`]: crate::nmi::IrqsOff
 //! [`NmiLike`]: crate::nmi::NmiLike

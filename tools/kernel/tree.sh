@@ -38,7 +38,7 @@ fragments >/dev/null
 overlay() (
 	cd "$TOP" || exit
 	find rust samples Documentation tools/testing \
-		-name target -prune -o -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.mod*' -print 2>/dev/null |
+		-name target -prune -o -type f '(' ! -name '.*' -o -name .gitignore ')' ! -name '*.o' ! -name '*.ko' ! -name '*.mod*' -print 2>/dev/null |
 		LC_ALL=C sort || true
 )
 

@@ -12,4 +12,10 @@
 #include <asm/debugreg.h>
 #include <asm/insn.h>
 
+/* As arch/x86/include/asm/step.h, which a patch of tools/kernel/patches adds. */
+enum {
+	STEPPER_TF	= _TIF_FORCED_TF,
+	STEPPER_TF_MASK	= _TIF_FORCED_TF | _TIF_SINGLESTEP,
+};
+
 #include "helpers.c"

@@ -458,7 +458,7 @@ mod overflow {
 
     impl<P: Pmu> OnCpu<P> {
         /// A sampling period is over: takes a sample, of where the current interrupt has come. To
-        /// be called from a hardware interrupt, [`Pmu::timer`] among them; elsewhere it does
+        /// be called from a hardware interrupt, that of a timer for instance; elsewhere it does
         /// nothing. Returns whether the core has stopped the event, since it takes too many.
         ///
         /// If the PMU [reads](Pmu::read) a counter, that decides whether the period is over. What

@@ -39,7 +39,8 @@ impl_flags!(
         /// The AUX area has to be contiguous in memory.
         AuxNoScatterGather = bindings::PERF_PMU_CAP_AUX_NO_SG,
 
-        /// One event at a time in a context. See [`Current`] for one at a time on a CPU.
+        /// One event at a time in a context.
+        /// See [`Current`] for one at a time on a CPU.
         Exclusive = bindings::PERF_PMU_CAP_EXCLUSIVE,
 
         /// An instruction trace: the core says where it begins (`PERF_RECORD_ITRACE_START`).
@@ -140,10 +141,13 @@ pub enum Stop<'a> {
 /// | PMU | callbacks |
 /// |---|---|
 /// | counts | [`read`](Self::read), or [`Event::add_count`] from wherever it counts |
-/// | takes samples | [`OnCpu::overflow`] from an interrupt or from [`timer`](Self::timer) |
+/// | takes samples | [`OnCpu::overflow`] from an interrupt |
+/// | counts or takes samples by a clock | [`timer`](Self::timer) |
 /// | has limited hardware | [`add`](Self::add), [`del`](Self::del) |
 /// | has to be switched on and off | [`start`](Self::start), [`stop`](Self::stop) |
-/// | has an AUX area | [`setup_aux`](Self::setup_aux), [`snapshot_aux`](Self::snapshot_aux) |
+/// | has an AUX area | [`setup_aux`](Self::setup_aux) |
+/// | has one that others sample | [`snapshot_aux`](Self::snapshot_aux) |
+/// | traces only at some addresses | [`validate_filters`](Self::validate_filters) |
 ///
 /// # Examples
 ///

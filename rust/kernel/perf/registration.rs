@@ -171,11 +171,10 @@ impl<T: Pmu> Registration<T> {
             current: unsafe { (*this.as_ptr()).driver.current() },
             pmu <- Opaque::try_ffi_init(move |slot: *mut bindings::pmu| {
                 // SAFETY: These fields were initialized above; nothing else refers to them yet.
-                let (groups, name, parent) = unsafe {
+                let (name, parent) = unsafe {
                     let this = this.as_ptr();
                     let parent = (*this).parent.as_deref();
                     (
-                        (*this).groups.as_ptr(),
                         &(*this).name,
                         // A `Device` is a `struct device`.
                         parent.map_or(ptr::null_mut(), |parent| {
@@ -185,7 +184,9 @@ impl<T: Pmu> Registration<T> {
                 };
                 sysfs::check_name(name, parent)?;
                 // SAFETY: The initializer may write to the slot.
-                unsafe { slot.write(VTable::<T>::build(groups, parent)) };
+                unsafe { slot.write(VTable::<T>::build(parent)) };
+                // SAFETY: The groups were initialized above, and stay in place.
+                unsafe { (*slot).attr_groups = (*this.as_ptr()).groups.as_ptr() };
                 // SAFETY: The table is complete, its callbacks find `driver` initialized, and it
                 // stays in place until `drop` unregisters it.
                 // INVARIANT: If this returns `Ok`, the PMU is registered.
@@ -240,13 +241,9 @@ impl<T: Pmu> PinnedDrop for Registration<T> {
 struct VTable<T: Pmu>(PhantomData<T>);
 
 impl<T: Pmu> VTable<T> {
-    fn build(
-        groups: *mut *const bindings::attribute_group,
-        parent: *mut bindings::device,
-    ) -> bindings::pmu {
+    fn build(parent: *mut bindings::device) -> bindings::pmu {
         let mut pmu: bindings::pmu = pin_init::zeroed();
         pmu.module = this_module::<T::OwnerModule>().as_ptr();
-        pmu.attr_groups = groups;
         pmu.parent = parent;
         pmu.capabilities = u32::from(T::CAPABILITIES) as c_int;
         (pmu.task_ctx_nr, pmu.scope) = match T::CONTEXT {
@@ -354,9 +351,11 @@ impl<T: Pmu> VTable<T> {
                 return Err(EBUSY);
             }
             event.set_hw_state(CLOSED);
-            this.driver.add(event, &cx).inspect_err(|_| {
+            let added = this.driver.add(event, &cx);
+            if added.is_err() {
                 current.inspect(|current| current.release(&cx));
-            })?;
+            }
+            added?;
             if flags & bindings::PERF_EF_START as c_int != 0 {
                 Self::run(&this.driver, event, &cx);
             }
@@ -378,8 +377,9 @@ impl<T: Pmu> VTable<T> {
         };
         Self::close(&this.driver, event, &cx);
         this.driver.del(event, &cx);
+        event.private().timer.cancel(&cx);
         // Whatever the driver has made of it.
-        Self::end(event, &cx);
+        Self::end(event);
         this.current
             .as_ref()
             .inspect(|current| current.release(&cx));
@@ -402,7 +402,9 @@ impl<T: Pmu> VTable<T> {
                 // NMI.
                 driver.start(event, Start::Resume(&unsafe { NmiLike::new() }));
             }
-        } else if event.private().in_overflow.load(Relaxed) {
+            return;
+        }
+        if event.private().in_overflow.load(Relaxed) {
             if event.hw_state() == STOPPED {
                 event.set_hw_state(0);
                 // SAFETY: As in `OnCpu::overflow`, which called the core.
@@ -426,13 +428,15 @@ impl<T: Pmu> VTable<T> {
                 OnCpu::<T>::from_raw(event),
             )
         };
-        let update = flags & bindings::PERF_EF_UPDATE as c_int != 0;
         if flags & bindings::PERF_EF_PAUSE as c_int != 0 {
             if event.is_running() {
                 // SAFETY: As in `start`.
                 driver.stop(event, Stop::Pause(&unsafe { NmiLike::new() }));
             }
-        } else if update && !event.private().in_overflow.load(Relaxed) {
+            return;
+        }
+        let update = flags & bindings::PERF_EF_UPDATE as c_int != 0;
+        if update && !event.private().in_overflow.load(Relaxed) {
             // SAFETY: As in `start`.
             Self::close(driver, event, &unsafe { IrqsOff::new() });
         } else if event.is_running() {
@@ -513,18 +517,18 @@ impl<T: Pmu> VTable<T> {
         if T::HAS_READ && state == 0 {
             event.count_to(|| driver.read(event, cx));
         }
-        Self::end(event, cx);
+        event.private().timer.cancel(cx);
+        Self::end(event);
     }
 
     /// Ends what belongs to an event that is on a CPU.
     #[inline]
-    fn end(event: &OnCpu<T>, cx: &IrqsOff<'_>) {
-        let private = event.private();
-        private.timer.cancel(cx);
+    fn end(event: &OnCpu<T>) {
         if T::HAS_SETUP_AUX {
             // Nobody is at it: with interrupts off and outside of an NMI, this has interrupted
             // nothing that could be.
-            private.cell.with(|inner| inner.transaction.close());
+            let cell = &event.private().cell;
+            cell.with(|inner| inner.transaction.close());
         }
         event.set_hw_state(CLOSED);
     }

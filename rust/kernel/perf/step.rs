@@ -38,8 +38,8 @@
 //!
 //! Programs and debuggers set the trap flag too, and must go on as if nobody else did.
 //!
-//! - `TIF_FORCED_TF` with `TIF_SINGLESTEP` clear says that a set TF is the stepper's. It is set
-//!   with TF, and cleared with it.
+//! - `TIF_FORCED_TF` with `TIF_SINGLESTEP` clear says that a set TF is the stepper's, see
+//!   [`asm/step.h`](srctree/arch/x86/include/asm/step.h). It is set with TF, and cleared with it.
 //! - TF is the stepper's only while a task runs: it is cleared from the saved registers when the
 //!   task is switched out, when a signal is delivered, when a breakpoint is hit and when a child is
 //!   made. So what other kernel code copies out of there (`ptrace(2)`, a core dump, a signal frame,
@@ -927,11 +927,13 @@ unsafe extern "C" fn on_user_return(_notifier: *mut bindings::user_return_notifi
     }
 }
 
-/// The die notifier.
+/// The die notifier. Not to be probed (`NOKPROBE_SYMBOL()`): it also runs in the traps that probes
+/// and breakpoints in the kernel make.
 ///
 /// # Safety
 ///
 /// To be called by `notify_die()`.
+#[link_section = ".kprobes.text"]
 unsafe extern "C" fn on_die(
     _nb: *mut bindings::notifier_block,
     what: usize,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! KUnit tests of AUX sampling: the sizes, and the copy through real buffers.
+//!
+//! What is entered through the perf core's functions is run in each variant that the kernel has.
 
 use super::{
     copy::{
@@ -175,6 +177,144 @@ fn check_copy(aux: &[usize], data: &[usize], from: usize, to: usize, start: usiz
 
 fn new_event() -> Result<KBox<bindings::perf_event>> {
     KBox::init(pin_init::init_zeroed::<bindings::perf_event>(), GFP_KERNEL)
+}
+
+/// Runs a test with AUX sampling in Rust, then with the C functions, if the kernel has both.
+fn in_each_variant(mut test: impl FnMut() -> Result) -> Result {
+    let chosen = test();
+    #[cfg(CONFIG_PERF_AUX_RUST_COMPARE)]
+    {
+        let rust = super::is_chosen();
+        // SAFETY: Nothing is sampled while the tests run, and it would do no harm.
+        unsafe { bindings::perf_aux_choose(!rust) };
+        let other = test();
+        // SAFETY: As above.
+        unsafe { bindings::perf_aux_choose(rust) };
+        other?;
+    }
+    chosen
+}
+
+/// An event that takes AUX samples and the sampler that it takes them of, whose area has four pages
+/// and whose snapshots are 64 bytes of 0x5a. A transaction is open, in snapshot mode; that the
+/// sampler is on this CPU is left to the test.
+struct Pair<'a> {
+    sampled: KBox<bindings::perf_event>,
+    sampler: KBox<bindings::perf_event>,
+    _pmu: KBox<bindings::pmu>,
+    buffer: Buffer<'a>,
+    data: KBox<bindings::perf_sample_data>,
+}
+
+impl<'a> Pair<'a> {
+    const SIZE: usize = 64;
+
+    fn new(pages: &'a [*mut c_void]) -> Result<Self> {
+        let mut buffer = Buffer::new(pages, core::ptr::null_mut(), 4)?;
+        let mut pmu = KBox::init(pin_init::init_zeroed::<bindings::pmu>(), GFP_KERNEL)?;
+        pmu.snapshot_aux = Some(snapshot_as_told);
+        let (mut sampled, mut sampler) = (new_event()?, new_event()?);
+        sampled.aux_event = &raw mut *sampler;
+        sampled.attr.sample_type = u64::from(bindings::perf_event_sample_format_PERF_SAMPLE_AUX);
+        sampled.attr.aux_sample_size = 4096;
+        sampler.pmu = &raw mut *pmu;
+        sampler.rb = buffer.rb();
+        sampler.state = bindings::perf_event_state_PERF_EVENT_STATE_ACTIVE;
+        sampler.attr.config = Self::SIZE as u64;
+        sampler.attr.branch_sample_type = Self::SIZE as u64;
+        // SAFETY: The buffer belongs to nobody else.
+        unsafe {
+            let rb = buffer.rb();
+            (*rb).refcount.refs.counter = 1;
+            (*rb).aux_nest = 1;
+            (*rb).aux_overwrite = 1;
+        }
+        Ok(Self {
+            sampled,
+            sampler,
+            _pmu: pmu,
+            buffer,
+            data: KBox::init(pin_init::init_zeroed(), GFP_KERNEL)?,
+        })
+    }
+
+    /// Has the core prepare a sample, and returns the size of its AUX data.
+    fn prepare(&mut self) -> u64 {
+        self.data.sample_flags = 0;
+        self.data.dyn_size = 0;
+        self.data.aux_size = 0xdead;
+        // SAFETY: All is as when an event overflows. No field is asked for that needs registers.
+        unsafe {
+            bindings::perf_prepare_sample(
+                &raw mut *self.data,
+                &raw mut *self.sampled,
+                core::ptr::null_mut(),
+            )
+        };
+        self.data.aux_size
+    }
+
+    /// Has the core output the sample to the beginning of the data pages.
+    fn output(&mut self) -> Result {
+        let mut handle = self.buffer.handle(0)?;
+        let mut header = bindings::perf_event_header::default();
+        // SAFETY: All is as when an event overflows, and the pages have room for it.
+        unsafe {
+            bindings::perf_output_sample(
+                &mut handle,
+                &mut header,
+                &raw mut *self.data,
+                &raw mut *self.sampled,
+            )
+        };
+        Ok(())
+    }
+}
+
+/// What takes a sampler out of the state in which it can be sampled from.
+type Change = fn(&mut bindings::perf_event, &mut bindings::perf_buffer);
+
+const CHANGES: [(&CStr, Change); 6] = [
+    (c"stopped", |sampler, _| {
+        sampler.state = bindings::perf_event_state_PERF_EVENT_STATE_INACTIVE;
+    }),
+    (c"on another CPU", |sampler, _| sampler.oncpu += 1),
+    (c"without a buffer", |sampler, _| {
+        sampler.rb = core::ptr::null_mut()
+    }),
+    (c"without a transaction", |_, rb| rb.aux_nest = 0),
+    (c"in a full trace", |_, rb| rb.aux_overwrite = 0),
+    (c"in a snapshot", |_, rb| rb.aux_in_sampling = 1),
+];
+
+/// Has a sample output whose `sample_flags` are given, after `change` has happened to the sampler:
+/// its AUX field must be `size` bytes that are all `byte`.
+fn check_output(flags: u64, change: Change, size: usize, byte: u8) -> Result {
+    let mut ring = TestPages::new(&[0, 1], |_| 0xa5)?;
+    let pages = ring.addresses()?;
+    let mut pair = Pair::new(&pages)?;
+    pair.data.type_ = pair.sampled.attr.sample_type;
+    pair.data.sample_flags = flags;
+    pair.data.aux_size = Pair::SIZE as u64;
+    irqs_off(|_| {
+        pair.sampler.oncpu = CpuId::current().as_u32() as c_int;
+        // SAFETY: The buffer belongs to nobody else.
+        change(&mut pair.sampler, unsafe { &mut *pair.buffer.rb() });
+        pair.output()
+    })?;
+    let header = size_of::<bindings::perf_event_header>();
+    let mut word = [0; 8];
+    for (at, to) in word.iter_mut().enumerate() {
+        *to = *ring.at(header + at)?;
+    }
+    same(u64::from_ne_bytes(word), size as u64)?;
+    for at in 0..2 * Pair::SIZE {
+        same(
+            *ring.at(header + 8 + at)?,
+            if at < size { byte } else { 0xa5 },
+        )?;
+    }
+    Ok(())
 }
 
 /// A `snapshot_aux` that appends `attr.config` bytes and returns `attr.branch_sample_type`, or an
@@ -387,6 +527,88 @@ mod cases {
             }
             Ok(())
         })
+    }
+
+    /// The size of a sample is 0 unless the sampler can be sampled from.
+    #[test]
+    fn prepared_size() -> Result {
+        let mut ring = TestPages::new(&[0, 1], |_| 0xa5)?;
+        let pages = ring.addresses()?;
+        in_each_variant(|| {
+            for (what, change) in CHANGES {
+                let mut pair = Pair::new(&pages)?;
+                irqs_off(|_| {
+                    pair.sampler.oncpu = CpuId::current().as_u32() as c_int;
+                    same(pair.prepare(), 4096)?;
+                    // SAFETY: The buffer belongs to nobody else.
+                    change(&mut pair.sampler, unsafe { &mut *pair.buffer.rb() });
+                    same(pair.prepare(), 0)
+                })
+                .inspect_err(|_| pr_err!("with a sampler {what:?}\n"))?;
+                // SAFETY: As above.
+                same(unsafe { (*pair.buffer.rb()).refcount.refs.counter }, 1)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A sampler that has changed since the size was settled is not asked for a snapshot, and what
+    /// was not prepared has no size.
+    #[test]
+    fn output_of_what_was_prepared() -> Result {
+        const AUX: u64 = bindings::perf_event_sample_format_PERF_SAMPLE_AUX as u64;
+        in_each_variant(|| {
+            check_output(AUX, |_, _| (), 64, 0x5a)?;
+            for (what, change) in CHANGES {
+                check_output(AUX, change, 64, 0)
+                    .inspect_err(|_| pr_err!("with a sampler {what:?}\n"))?;
+            }
+            check_output(0, |_, _| (), 0, 0)
+        })
+    }
+
+    /// The core's copy from areas of 2, 4 and 8 GiB. Behind the array of their pages is another
+    /// page, which a copy that does not go round would take.
+    #[test]
+    fn copy_goes_round_huge_areas() -> Result {
+        let mut pages = TestPages::new(&[0, 1, 2, 3], |at| match at / PAGE_SIZE {
+            3 => 0xff,
+            _ => (at / 5 % 251) as u8,
+        })?;
+        let four = pages.addresses()?;
+        let (three, beyond) = four.split_at(3);
+        for count in [1 << 19, 1 << 20, 1 << 21] {
+            let size = count * PAGE_SIZE;
+            let mut aux_pages = KVVec::with_capacity(count + 3, GFP_KERNEL)?;
+            for page in three.iter().cycle().take(count) {
+                aux_pages.push(*page, GFP_KERNEL)?;
+            }
+            for _ in 0..3 {
+                aux_pages.push(beyond[0], GFP_KERNEL)?;
+            }
+            in_each_variant(|| {
+                for (from, len) in [(size - 24, 48), (size - 4100, 9000), (size / 2 - 24, 48)] {
+                    let mut ring = TestPages::new(&[1, 0, 3, 2], |_| 0xa5)?;
+                    let data_pages = ring.addresses()?;
+                    let mut buffer = Buffer::new(&data_pages, aux_pages.as_mut_ptr(), count)?;
+                    let mut handle = buffer.handle(0)?;
+                    let mut aux = buffer.handle(0)?;
+                    // SAFETY: The buffer has an AUX area and data pages that nobody else uses.
+                    let copied = unsafe {
+                        bindings::perf_output_copy_aux(&mut aux, &mut handle, from, from + len)
+                    };
+                    same(copied, len as c_long)?;
+                    for at in 0..len {
+                        let place = (from + at) % size;
+                        let want =
+                            *pages.at(place / PAGE_SIZE % 3 * PAGE_SIZE + place % PAGE_SIZE)?;
+                        same(*ring.at(at)?, want)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     /// An area of 8 GiB, whose pages are three over and over, copied from across each boundary of

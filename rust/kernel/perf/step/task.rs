@@ -158,9 +158,8 @@ impl Task {
     /// Whether TF, if it is set, was set by the stepper.
     #[inline]
     pub(super) fn trap_flag_is_ours(&self) -> bool {
-        const FORCED_TF: usize = 1 << bindings::TIF_FORCED_TF;
-        const SINGLESTEP: usize = 1 << bindings::TIF_SINGLESTEP;
-        self.thread_flags() & (FORCED_TF | SINGLESTEP) == FORCED_TF
+        // As `task_has_stepper_tf()`, but once per step, so without a call.
+        self.thread_flags() & bindings::STEPPER_TF_MASK as usize == bindings::STEPPER_TF as usize
     }
 
     /// Sets TF, unless it is set already.
