@@ -11,5 +11,6 @@
 #include <../../kernel/events/internal.h>
 #include <asm/debugreg.h>
 #include <asm/insn.h>
+#include <asm/trapnr.h>
 
 #include "helpers.c"
