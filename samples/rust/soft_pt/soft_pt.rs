@@ -35,7 +35,10 @@ pub use home::{
 };
 
 use kernel::{
-    perf::Registration,
+    perf::{
+        step,
+        Registration, //
+    },
     prelude::*, //
 };
 
@@ -68,6 +71,9 @@ impl kernel::InPlaceModule for SoftPtModule {
             _pmu <- {
                 #[cfg(PERF_IN_MODULE)]
                 home::check_kernel()?;
+                if NAME.get() == c"intel_pt" && step::vendor() != *b"GenuineIntel" {
+                    pr_warn!("this processor isn't GenuineIntel: perf record traces nothing\n");
+                }
                 Registration::new(NAME.get(), pmu::SoftPt::new()?)
             },
         })
