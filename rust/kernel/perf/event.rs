@@ -17,6 +17,7 @@ use super::{
     bindings,
     field::Field,
     filter::Synced,
+    registration::STOPPED,
     timer::Timer,
     Pmu, //
 };
@@ -272,6 +273,13 @@ impl<P: Pmu> Event<P> {
         self.add_count(gained(self.prev_count(), P::COUNTER_BITS, read));
     }
 
+    #[inline(always)]
+    pub(super) fn hw_state(&self) -> u32 {
+        // SAFETY: The event is valid; `hw.state` is an int that is only written on the CPU the
+        // event is on, or before it is on any.
+        unsafe { (&raw const (*self.as_raw()).hw.state).read_volatile() as u32 }
+    }
+
     /// Whether `other` is the same event.
     #[inline]
     pub fn is(&self, other: &Self) -> bool {
@@ -332,11 +340,11 @@ impl<P: Pmu> OnCpu<P> {
             .flatten()
     }
 
-    /// Whether the event runs (`hw.state` is 0): it was started and not stopped since. A trace that
-    /// is paused runs.
+    /// Whether the event runs (`PERF_HES_STOPPED` is not in `hw.state`): it was started and not
+    /// stopped since. A trace that is paused runs.
     #[inline(always)]
     pub fn is_running(&self) -> bool {
-        self.hw_state() == 0
+        self.hw_state() & STOPPED == 0
     }
 
     /// Whether another event of the group has paused the trace, or none has resumed one that starts
@@ -391,16 +399,17 @@ impl<P: Pmu> OnCpu<P> {
     }
 
     #[inline(always)]
-    pub(super) fn hw_state(&self) -> u32 {
-        // SAFETY: The event is valid; `hw.state` is an int that is only written on the CPU the
-        // event is on, or before it is on any.
-        unsafe { (&raw const (*self.as_raw()).hw.state).read_volatile() as u32 }
-    }
-
-    #[inline(always)]
     pub(super) fn set_hw_state(&self, state: u32) {
         // SAFETY: As in `hw_state`.
         unsafe { (&raw mut (*self.as_raw()).hw.state).write_volatile(state as c_int) };
+    }
+
+    /// Changes the state from `old` to `new`, unless an NMI has changed it.
+    #[inline]
+    pub(super) fn replace_hw_state(&self, old: u32, new: u32) {
+        // SAFETY: As in `hw_state`.
+        let state = unsafe { Atomic::<i32>::from_ptr(&raw mut (*self.as_raw()).hw.state) };
+        let _ = state.cmpxchg(old as i32, new as i32, Relaxed);
     }
 }
 
@@ -460,7 +469,8 @@ mod overflow {
         /// [`Start::Restart`](super::super::Start::Restart), which are for any context.
         pub fn overflow(&self, cx: &NmiLike<'_>) -> bool {
             let in_overflow = &self.private().in_overflow;
-            if !self.is_running() || !self.is_sampling() || in_overflow.xchg(true, Relaxed) {
+            // One that is being started has counted nothing.
+            if self.hw_state() != 0 || !self.is_sampling() || in_overflow.xchg(true, Relaxed) {
                 return false;
             }
             let mut stopped = false;

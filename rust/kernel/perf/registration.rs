@@ -75,7 +75,10 @@ use core::{
 };
 
 /// `hw.state` of an event that is stopped.
-const STOPPED: u32 = bindings::PERF_HES_STOPPED;
+pub(super) const STOPPED: u32 = bindings::PERF_HES_STOPPED;
+
+/// `hw.state` of an event that is being started: what its counter shows is not counted yet.
+const STARTING: u32 = bindings::PERF_HES_UPTODATE;
 
 /// `hw.state` of an event that is stopped, with its count up to date and no AUX transaction.
 pub(super) const CLOSED: u32 = bindings::PERF_HES_STOPPED | bindings::PERF_HES_UPTODATE;
@@ -435,13 +438,14 @@ impl<T: Pmu> VTable<T> {
         } else if event.is_running() {
             // SAFETY: Interrupts are off; a sibling that overflows in an NMI throttles its group.
             let cx = unsafe { NmiLike::new() };
+            let state = event.hw_state();
             // In this order, so that no NMI resumes what is stopped here.
-            event.set_hw_state(STOPPED);
+            event.set_hw_state(state | STOPPED);
             event.private().timer.disarm();
             driver.stop(event, Stop::Keep(&cx));
             // Whether the core asks for it or not: where the event is started again, its count
             // goes on from there.
-            if T::HAS_READ {
+            if T::HAS_READ && state == 0 {
                 event.count_to(|| driver.read(event, &cx));
             }
         }
@@ -465,10 +469,11 @@ impl<T: Pmu> VTable<T> {
                 return;
             }
         }
-        event.set_hw_state(0);
+        event.set_hw_state(if T::HAS_READ { STARTING } else { 0 });
         driver.start(event, Start::Run(cx));
         if T::HAS_READ {
             event.count_from(driver.read(event, cx));
+            event.replace_hw_state(STARTING, 0);
         }
         if T::CAPABILITIES.contains(Capability::AuxPause) {
             Self::tell_pause(driver, event, cx);
@@ -539,8 +544,7 @@ impl<T: Pmu> VTable<T> {
             };
             // SAFETY: Interrupts are off; a sibling that overflows in an NMI reads its group.
             let cx = unsafe { NmiLike::new() };
-            // SAFETY: `hw.state` is an int, here only looked at.
-            if unsafe { (&raw const (*event.as_raw()).hw.state).read_volatile() } == 0 {
+            if event.hw_state() == 0 {
                 event.count_to(|| driver.read(event, &cx));
             }
         }

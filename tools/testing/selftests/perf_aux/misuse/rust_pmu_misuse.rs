@@ -5,6 +5,7 @@
 //! - `misuse_chaos`: an AUX PMU that, from every callback, nests and ends what it can, writes
 //!   without asking, asks for absurd sizes, starts timers, overflows, and reads a counter that
 //!   lies.
+//! - `misuse_early`: a counter that takes samples and reads itself while it is being started.
 //! - `misuse_shared`: an AUX PMU that lets any number of its events be on a CPU, hence on one ring.
 //! - `misuse_box`: an AUX PMU whose registration is dropped when an event of `misuse_control` is
 //!   made, whoever has an event or a mapping of it.
@@ -246,6 +247,33 @@ impl Pmu for Chaos {
     }
 }
 
+/// Comes to the end of a sampling period while it is being started.
+struct Early {
+    counter: Atomic<u64>,
+}
+
+#[vtable]
+impl Pmu for Early {
+    type Data = ();
+    type State = ();
+    type Aux = ();
+
+    fn event_init(&self, _: &Attr<'_>) -> Result<((), ())> {
+        Ok(((), ()))
+    }
+
+    fn start(&self, event: &OnCpu<Self>, how: Start<'_>) {
+        if let Start::Run(cx) = how {
+            event.overflow(cx);
+        }
+    }
+
+    /// Has been counting for long before an event starts.
+    fn read(&self, _: &Event<Self>, _: &NmiLike<'_>) -> u64 {
+        self.counter.fetch_add(1, Relaxed)
+    }
+}
+
 /// Lets any number of events be on a CPU.
 struct Shared;
 
@@ -311,6 +339,8 @@ struct Misuse {
     #[pin]
     _chaos: Registration<Chaos>,
     #[pin]
+    _early: Registration<Early>,
+    #[pin]
     _shared: Registration<Shared>,
     #[pin]
     _control: Registration<Control>,
@@ -334,6 +364,12 @@ impl kernel::InPlaceModule for Misuse {
                 Chaos {
                     current: Current::new()?,
                     calls: Atomic::new(0),
+                },
+            ),
+            _early <- Registration::new(
+                c"misuse_early",
+                Early {
+                    counter: Atomic::new(1 << 40),
                 },
             ),
             _shared <- Registration::new(c"misuse_shared", Shared),

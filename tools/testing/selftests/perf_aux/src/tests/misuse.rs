@@ -40,6 +40,7 @@ pub const TESTS: &[Test] = &[
     Test::new("misuse.every_way", every_way).limit(300),
     Test::new("misuse.unprivileged", unprivileged).limit(300),
     Test::new("misuse.on_a_cpu", on_a_cpu).limit(120),
+    Test::new("misuse.counts_in_start", counts_in_start),
     Test::new("misuse.one_ring", one_ring),
     Test::new("misuse.two_pmus", two_pmus),
     // It is gone after that.
@@ -216,6 +217,29 @@ fn on_a_cpu(_: &Ctx) -> Outcome {
         event.disable()?;
     }
     complaints.check_none()
+}
+
+/// A counter that comes to the end of a period while it is being started has counted nothing by
+/// then, whatever it shows.
+fn counts_in_start(_: &Ctx) -> Outcome {
+    let pmu = Pmu::needed("misuse_early")?;
+    let event = Attr::new(pmu.kind(), 0)
+        .disabled()
+        .sample_period(1 << 30)
+        .open()?;
+    for round in 0..10 {
+        event.enable()?;
+        work(10);
+        let on = event.count()?;
+        event.disable()?;
+        let off = event.count()?;
+        // It counts how often it is read.
+        check!(
+            off > on && off < 1 << 20,
+            "a count of {on}, then {off}, in round {round}"
+        );
+    }
+    Ok(())
 }
 
 fn shared() -> Result<(Pmu, Event, Ring, Aux), Stop> {
