@@ -11,9 +11,9 @@
 //! - A write to the stack segment holds the trap back until after the next instruction; that one is
 //!   added.
 //!
-//! There is a fourth where the processor enters the kernel by FRED. Behind a system call, and at the
-//! first instruction after exec, the trap comes before the next instruction has run, too; the stop
-//! that this makes is left out.
+//! There is a fourth where the processor enters the kernel by FRED. Behind a system call, and at
+//! the first instruction after exec, the trap comes before the next instruction has run, too; the
+//! stop that this makes is left out.
 
 use std::{
     collections::BTreeMap,
