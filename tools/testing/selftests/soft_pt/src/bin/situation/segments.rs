@@ -168,7 +168,7 @@ fn segment(number: u32, base: u64, code: bool, wide: bool) -> Result<u64, Proble
         return Err(Problem::Lacking(format!("no such segment, {wide}")));
     }
     // In the local table, for user mode.
-    Ok(u64::from(number << 3 | 7))
+    Ok(u64::from((number << 3) | 7))
 }
 
 /// 32-bit code in a segment with a base, whose stack has one too: an address in it is not what it
