@@ -2,7 +2,7 @@
 #
 # The one command surface. Everything it does is in tools/; objects are in build/ and in the cache.
 
-export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT CMD SUITES TESTS
+export KERNEL KERNEL_SRC TOOLCHAIN DEBIAN_MIRROR V ACCEL VM_TIMEOUT CMD SUITES TESTS BOCHS
 # Set only if the user has: an empty one means something else.
 ifdef MODULE
 export MODULE
@@ -36,6 +36,7 @@ help:
 #> Variables: SUITES='NAME…' TESTS='NAME…' (for test)  KERNEL=product|debug|stock  KERNEL_SRC=DIR
 #>            COMMITS=all|'NUMBER…' (for series: builds each commit, or these)
 #>            MODULE=NAME|DIR (for module and vm: a sample of samples/rust, or the directory of a driver)
+#>            BOCHS=PROGRAM (for the suite bochs: an emulator with FRED and shadow stacks)
 #>            DEBIAN_MIRROR=URL  TOOLCHAIN=host|root  ACCEL=kvm|tcg  VM_TIMEOUT=SECONDS  MODULE_ARGS='name=soft_pt'  V=1
 #> make returns 2 for any failure; tools/vm/run -- 'COMMAND' returns the command's own status.
 #> The first run makes a Debian 13 toolchain and a kernel in $XDG_CACHE_HOME/perf-aux-rust.

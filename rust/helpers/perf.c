@@ -88,22 +88,15 @@ __rust_helper unsigned int rust_helper_user_code_bits(struct pt_regs *regs)
 	return regs->cs == __USER32_CS && regs->ss == __USER_DS ? 32 : 0;
 }
 
-/* Whether the way back to user mode traps ahead of the first instruction if TF is set. */
-__rust_helper bool rust_helper_traps_at_once(struct pt_regs *regs)
+__rust_helper bool rust_helper_is_xen_pv(void)
 {
-	return cpu_feature_enabled(X86_FEATURE_FRED) && regs->fred_ss.swevent;
+	return cpu_feature_enabled(X86_FEATURE_XENPV);
 }
 
-__rust_helper void rust_helper_do_not_trap_at_once(struct pt_regs *regs)
+/* What FRED says of the event that the registers were saved for, or NULL without FRED. */
+__rust_helper struct fred_ss *rust_helper_fred_ss(struct pt_regs *regs)
 {
-	if (cpu_feature_enabled(X86_FEATURE_FRED))
-		regs->fred_ss.swevent = 0;
-}
-
-/* Whether syscall copies the flags to r11. */
-__rust_helper bool rust_helper_syscall_sets_r11(void)
-{
-	return !cpu_feature_enabled(X86_FEATURE_FRED);
+	return cpu_feature_enabled(X86_FEATURE_FRED) ? &regs->fred_ss : NULL;
 }
 
 __rust_helper bool rust_helper_get_user_nofault(u64 *to, const u64 __user *from)

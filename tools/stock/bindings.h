@@ -11,6 +11,7 @@
 #include <../../kernel/events/internal.h>
 #include <asm/debugreg.h>
 #include <asm/insn.h>
+#include <asm/trapnr.h>
 
 /* As arch/x86/include/asm/step.h, which a patch of tools/kernel/patches adds. */
 enum {

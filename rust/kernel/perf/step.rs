@@ -79,6 +79,7 @@ use crate::{
 };
 
 mod decode;
+mod frame;
 mod insn;
 mod task;
 
@@ -86,7 +87,10 @@ pub use self::insn::{
     Insn,
     Kind, //
 };
-use self::task::Task;
+use self::{
+    frame::Event,
+    task::Task, //
+};
 
 /// How user-mode code is to be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,9 +307,15 @@ impl Stepper {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there is one.
+    /// `EBUSY` if there is one. `ENODEV`, and a line in the log, where the way back to user mode is
+    /// not that of the processor, but a hypervisor's that does as it likes: in a Xen PV guest.
     #[inline(never)]
     pub fn new(handler: Arc<dyn Handler>) -> Result<Arc<Self>> {
+        // SAFETY: It only asks for a feature of the processor.
+        if unsafe { bindings::is_xen_pv() } {
+            pr_err!("perf: tasks can't be stepped in a Xen PV guest\n");
+            return Err(ENODEV);
+        }
         let cpus = Cpus::new()?;
         let shared = KBox::new(Shared { cpus, handler }, GFP_KERNEL)?;
         let taken = Taken::take()?;
@@ -471,6 +481,22 @@ pub fn timestamp() -> u64 {
     unsafe { bindings::rdtsc() }
 }
 
+/// Who made the processor, as it says itself, to programs too.
+#[inline(never)]
+pub fn vendor() -> [u8; 12] {
+    // SAFETY: All x86-64 processors have the instruction and the leaf.
+    let leaf = unsafe { core::arch::x86_64::__cpuid(0) };
+    let mut name = [0; 12];
+    let words = [leaf.ebx, leaf.edx, leaf.ecx];
+    for (to, from) in name
+        .iter_mut()
+        .zip(words.iter().flat_map(|word| word.to_le_bytes()))
+    {
+        *to = from;
+    }
+    name
+}
+
 /// The frequency of the time-stamp counter, in units of the 100 MHz bus clock; at most 255.
 #[inline]
 pub fn bus_ratio() -> u8 {
@@ -557,7 +583,7 @@ impl Shared {
         let Some(last) = cpu.last else { return };
         let entered = matches!(
             last.insn.map(|insn| insn.kind),
-            Some(Kind::Syscall | Kind::Interrupt | Kind::Breakpoint)
+            Some(Kind::Syscall | Kind::Interrupt | Kind::Breakpoint | Kind::DebugTrap)
         );
         if task.is_user()
             && task.trap_pending()
@@ -670,7 +696,8 @@ impl Shared {
         }
         task.mend_r11();
 
-        let Some(mode) = task.mode() else {
+        let frame = task.frame();
+        let Some(mode) = task.mode().filter(|_| frame.event() != Event::Unknown) else {
             if let Some(last) = cpu.last.take().filter(|last| !last.hidden) {
                 let step = if last.task == task.as_ptr() {
                     Step::Lost
@@ -747,7 +774,7 @@ impl Shared {
         here.fetch(task);
         here.step(task);
         task.trap_behind_first();
-        here.traps_at_once = task.traps_at_once();
+        here.traps_at_once = task.frame().traps_at_once();
         if hidden || here.traps_at_once {
             here.stage = Stage::Odd;
         }
@@ -840,19 +867,31 @@ impl Position {
         self.sigreturn = self.insn.is_some_and(|insn| task.at_sigreturn(insn.kind));
     }
 
-    /// Lets the instruction here run, with TF if it could be read.
-    ///
-    /// If it could not, its page is not there, and the task comes back before it has run, or it may
-    /// be executed only: then it may be one that shows the flags to the program.
+    /// Lets the instruction here run, with TF if that does no harm.
     #[inline(always)]
     fn step(&mut self, task: &Task) {
-        if self.insn.is_some() {
+        if self.stage == Stage::Fetched {
             task.set_trap_flag();
         } else {
-            // In the upper half of the addresses there is only the vsyscall page, whose
-            // instructions the kernel carries out itself.
-            self.free = self.ip >> 63 == 0;
-            task.clear_trap_flag();
+            self.step_odd(task);
+        }
+    }
+
+    /// The same for what is not just an instruction after which a trap comes.
+    #[inline(never)]
+    fn step_odd(&mut self, task: &Task) {
+        match self.insn.map(|insn| insn.kind) {
+            // Its trap, by which the program gets its signal, may say that there was a step too.
+            Some(Kind::DebugTrap) => task.clear_trap_flag(),
+            Some(_) => task.set_trap_flag(),
+            // Its page is not there, and the task comes back before it has run, or it may be
+            // executed only: then it may be one that shows the flags to the program.
+            None => {
+                // In the upper half of the addresses there is only the vsyscall page, whose
+                // instructions the kernel carries out itself.
+                self.free = self.ip >> 63 == 0;
+                task.clear_trap_flag();
+            }
         }
     }
 
@@ -877,8 +916,7 @@ impl Position {
             return entered;
         }
         match self.insn.map(|insn| insn.kind) {
-            // A system call that is restarted goes back to where it was; its number tells.
-            Some(Kind::Syscall | Kind::Interrupt) => task.in_syscall() || task.ip() != self.ip,
+            Some(Kind::Syscall | Kind::Interrupt) => task.frame().entered_from(self.ip),
             // One that a debugger or a uprobe has put there leads to no signal.
             _ => false,
         }
@@ -886,7 +924,7 @@ impl Position {
 
     /// The return from a signal handler loads the flags, with whatever TF was the program's then.
     fn settle(&self, task: &Task) {
-        if self.sigreturn && self.signalled.is_none() && !task.in_syscall() && task.ip() != self.ip
+        if self.sigreturn && self.signalled.is_none() && task.frame().returned_from_signal(self.ip)
         {
             task.trap_behind_first();
             task.keep_trap_flag();
@@ -948,7 +986,7 @@ unsafe extern "C" fn on_die(
             bindings::die_val_DIE_DEBUG => {
                 // SAFETY: For `DIE_DEBUG`, `err` is the address of a copy of DR6.
                 let dr6 = unsafe { &mut *(args.err as *mut usize) };
-                *dr6 & bindings::DR_STEP as usize != 0 && on_trap(&Task::current(), dr6)
+                frame::is_step(*dr6) && on_trap(&Task::current(), dr6)
             }
             bindings::die_val_DIE_INT3 => {
                 Task::current().clear_trap_flag();
@@ -988,11 +1026,9 @@ fn on_trap(task: &Task, dr6: &mut usize) -> bool {
         Some(_) => {}
         None => task.clear_trap_flag(),
     }
-    // The code for the debug registers leaves the bit of an execution breakpoint set when it sees
-    // the step, for whoever handles the step.
-    let nothing_else = *dr6 == bindings::DR_STEP as usize;
-    *dr6 &= !(bindings::DR_STEP | bindings::DR_TRAP_BITS) as usize;
+    let rest = frame::without_step(*dr6);
+    *dr6 = rest.dr6;
     // A debugger's breakpoints are noted there by now, and others have a say too: to end here would
     // keep the debugger from them.
-    task.forget_step() && nothing_else
+    task.forget_step() && rest.is_empty
 }

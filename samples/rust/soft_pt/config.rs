@@ -22,12 +22,18 @@ const TSC: Field = Field::new(c"tsc", Word::Config, 10, 10);
 const NORETCOMP: Field = Field::new(c"noretcomp", Word::Config, 11, 11);
 /// BranchEn.
 const BRANCH: Field = Field::new(c"branch", Word::Config, 13, 13);
+/// MTCFreq. This and the next one are there for perf, which then says that 0 is what is valid.
+const MTC_PERIOD: Field = Field::new(c"mtc_period", Word::Config, 14, 17).at_most(0);
+/// CycThresh.
+const CYC_THRESH: Field = Field::new(c"cyc_thresh", Word::Config, 19, 22).at_most(0);
 /// PSBFreq: log2 of the PSB period in units of 2 KiB.
 const PSB_PERIOD: Field = Field::new(c"psb_period", Word::Config, 24, 27).at_most(5);
 /// Not of the hardware: counter values in place of packets.
 const PATTERN: Field = Field::new(c"pattern", Word::Config, 63, 63);
 
-pub(crate) const FORMAT: &[Field] = &[PT, MTC, TSC, NORETCOMP, BRANCH, PSB_PERIOD, PATTERN];
+pub(crate) const FORMAT: &[Field] = &[
+    PT, MTC, TSC, NORETCOMP, BRANCH, MTC_PERIOD, CYC_THRESH, PSB_PERIOD, PATTERN,
+];
 
 /// What an event asks the unit for.
 #[derive(Clone, Copy)]

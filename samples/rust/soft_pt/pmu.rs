@@ -188,12 +188,10 @@ impl perf::Pmu for SoftPt {
 
     fn event_init(&self, attr: &Attr<'_>) -> Result<(Traced, Unit)> {
         let config = Config::new(attr)?;
+        // Only user mode can be stepped. One that would have the kernel traced too gets what there
+        // is: that is what everybody types first.
         if attr.exclude_user() {
             return Err(EINVAL);
-        }
-        // Only user mode can be stepped.
-        if !attr.exclude_kernel() {
-            return Err(EOPNOTSUPP);
         }
         let traced = Traced {
             config,

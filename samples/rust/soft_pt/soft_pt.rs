@@ -35,7 +35,10 @@ pub use home::{
 };
 
 use kernel::{
-    perf::Registration,
+    perf::{
+        step,
+        Registration, //
+    },
     prelude::*, //
 };
 
@@ -69,6 +72,9 @@ struct SoftPtModule {
 fn register(name: &CStr) -> Result<Pin<KBox<Registration<pmu::SoftPt>>>> {
     let pmu = KBox::try_pin_init(Registration::new(name, pmu::SoftPt::new()?), GFP_KERNEL)?;
     pr_info!("the PMU is called {}\n", name);
+    if name == NAMES[0] && step::vendor() != *b"GenuineIntel" {
+        pr_warn!("the processor isn't GenuineIntel: unless patched, perf record traces nothing\n");
+    }
     Ok(pmu)
 }
 

@@ -64,6 +64,7 @@ impl Insn {
             [0xcf, ..] => Kind::InterruptReturn,
             [0xcc, ..] => Kind::Breakpoint,
             [0xcd | 0xce, ..] => Kind::Interrupt,
+            [0xf1, ..] => Kind::DebugTrap,
             [0x9c, ..] => Kind::PushFlags,
             [0x9d, ..] => Kind::PopFlags,
             [0x17, ..] if !long_mode => Kind::LoadStackSegment,
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!(kind(&[0x0f, 0x05]), Some(Kind::Syscall));
         assert_eq!(kind(&[0xcd, 0x80]), Some(Kind::Interrupt));
         assert_eq!(kind(&[0xcc]), Some(Kind::Breakpoint));
+        assert_eq!(kind(&[0xf1]), Some(Kind::DebugTrap));
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub enum Kind {
     Interrupt,
     /// `int3`, which the program may contain, or somebody who observes it may have put there.
     Breakpoint,
+    /// `int1`, whose trap belongs to the program.
+    DebugTrap,
     /// `pushf`.
     PushFlags,
     /// `popf`.
@@ -55,6 +57,7 @@ impl Kind {
             Self::Syscall
                 | Self::Interrupt
                 | Self::Breakpoint
+                | Self::DebugTrap
                 | Self::LoadStackSegment
                 | Self::Far
                 | Self::InterruptReturn
@@ -168,8 +171,8 @@ const CLASSES: [Class; 256] = {
             0x60 | 0x61 | 0x82 | 0x9a | 0xce | 0xd4 | 0xd6 | 0xea => Class::Rare,
             // `mov` to `%ss`, `pop` or XOP, `pushf`, `popf`.
             0x8e | 0x8f | 0x9c | 0x9d => Class::Rare,
-            // Far returns, interrupts, REX2.
-            0xca..=0xcd | 0xcf | 0xd5 => Class::Rare,
+            // Far returns, interrupts, REX2, `int1`.
+            0xca..=0xcd | 0xcf | 0xd5 | 0xf1 => Class::Rare,
             // All else, EVEX and VEX among it.
             _ => Class::Other,
         };

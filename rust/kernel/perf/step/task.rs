@@ -5,6 +5,10 @@
 use super::{
     super::bindings,
     decode,
+    frame::{
+        Frame,
+        TF, //
+    },
     Insn,
     Kind,
     Mode,
@@ -20,9 +24,6 @@ use crate::{
     prelude::*, //
 };
 
-/// `EFLAGS.TF`.
-const TF: usize = 1 << 8;
-
 /// How many writes to the stack segment in a row are looked at. Nobody has a use for two.
 pub(super) const MAX_LOADS: usize = 64;
 
@@ -36,12 +37,6 @@ const TRAMPOLINE: [u64; 2] = [
 /// `lea -0x80(%rsp), %rsp`, with which a probe that became a call steps over the red zone.
 const PROBE_LEA: u64 = u64::from_le_bytes([0x48, 0x8d, 0x64, 0x24, 0x80, 0, 0, 0]);
 const PROBE_LEA_LEN: u64 = 5;
-
-#[inline]
-fn syscall_sets_r11() -> bool {
-    // SAFETY: It only asks for a feature of the processor.
-    unsafe { bindings::syscall_sets_r11() }
-}
 
 /// A task whose user-mode registers nobody else touches: the one that runs, one that is being
 /// switched out on this CPU, or one that has not run yet.
@@ -131,12 +126,20 @@ impl Task {
         }
     }
 
-    /// Whether the task entered the kernel by a system call and has not come back yet.
-    ///
-    /// All other entries, and the return from a signal handler, set the number to -1.
-    #[inline]
-    pub(super) fn in_syscall(&self) -> bool {
-        self.regs().orig_ax as isize != -1
+    /// What tells how the task came into the kernel, and how it goes back.
+    #[inline(never)]
+    pub(super) fn frame(&self) -> Frame {
+        let regs = self.regs();
+        // SAFETY: The registers are valid by the type invariants. The slot is null or in them.
+        let fred = unsafe { bindings::fred_ss(self.regs).as_ref() }.copied();
+        Frame {
+            fred,
+            orig_ax: regs.orig_ax,
+            ip: regs.ip,
+            flags: regs.flags,
+            cx: regs.cx,
+            r11: regs.r11,
+        }
     }
 
     /// Whether an instruction of that kind, to be executed next, asks for the return from a signal
@@ -184,15 +187,11 @@ impl Task {
     pub(super) fn trap_behind_first(&self) {
         if self.trap_flag_is_ours() {
             // SAFETY: The registers are valid by the type invariants, and this code's to change.
-            unsafe { bindings::do_not_trap_at_once(self.regs) };
+            // The slot is null or in them.
+            if let Some(ss) = unsafe { bindings::fred_ss(self.regs).as_mut() } {
+                ss.set_swevent(0);
+            }
         }
-    }
-
-    /// Whether a TF that is set leads to a trap before the next instruction has run.
-    #[inline]
-    pub(super) fn traps_at_once(&self) -> bool {
-        // SAFETY: The registers are valid by the type invariants.
-        self.regs().flags & TF != 0 && unsafe { bindings::traps_at_once(self.regs) }
     }
 
     /// Says that TF, set or not, is the program's.
@@ -216,13 +215,7 @@ impl Task {
     #[inline]
     pub(super) fn mend_r11(&self) {
         let regs = self.regs();
-        // Other ways into the kernel leave `r11` alone; that the two are equal shows that it was
-        // `syscall`.
-        if self.in_syscall()
-            && regs.r11 == regs.flags
-            && self.trap_flag_is_ours()
-            && syscall_sets_r11()
-        {
+        if self.trap_flag_is_ours() && self.frame().r11_is_copy_of(regs.flags) {
             self.set_r11(regs.r11 & !TF);
         }
     }
@@ -518,13 +511,13 @@ unsafe extern "C" fn on_fork(
     // SAFETY: The child is valid, and has not run yet.
     // INVARIANT: Nobody else knows its registers yet.
     let child = unsafe { Task::new(child) };
-    if !child.is_user() || !syscall_sets_r11() {
+    if !child.is_user() {
         return;
     }
     // The flags of the child are clean, since `TIF_FORCED_TF` says what to do; its `r11` is not.
     // What it says of its parent's may be long over: the parent may have been switched out since.
-    let regs = child.regs();
-    if child.in_syscall() && regs.flags & TF == 0 && regs.r11 == regs.flags | TF {
-        child.set_r11(regs.flags);
+    let flags = child.regs().flags;
+    if flags & TF == 0 && child.frame().r11_is_copy_of(flags | TF) {
+        child.set_r11(flags);
     }
 }

@@ -41,6 +41,7 @@ fn kind(instruction: &Instruction) -> Option<Kind> {
         Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq => Kind::InterruptReturn,
         Mnemonic::Int => Kind::Interrupt,
         Mnemonic::Int3 => Kind::Breakpoint,
+        Mnemonic::Int1 => Kind::DebugTrap,
         Mnemonic::Retf => Kind::Far,
         _ if far => Kind::Far,
         Mnemonic::Ret => Kind::Return,

@@ -355,6 +355,16 @@ impl Image {
         })
     }
 
+    /// Whether the instruction is a system call.
+    pub fn enters_kernel(&self, address: u64) -> bool {
+        self.instruction(address).is_some_and(|instruction| {
+            matches!(
+                instruction.mnemonic(),
+                Mnemonic::Syscall | Mnemonic::Sysenter | Mnemonic::Int
+            )
+        })
+    }
+
     /// Whether the instruction holds back the trap until after the one that follows it.
     pub fn defers_trap(&self, address: u64) -> bool {
         self.instruction(address).is_some_and(|instruction| {

@@ -10,6 +10,10 @@
 //! - A repeated string instruction traps once for each repetition; it is listed once.
 //! - A write to the stack segment holds the trap back until after the next instruction; that one is
 //!   added.
+//!
+//! There is a fourth where the processor enters the kernel by FRED. Behind a system call, and at
+//! the first instruction after exec, the trap comes before the next instruction has run, too; the
+//! stop that this makes is left out.
 
 use std::{
     collections::BTreeMap,
@@ -170,9 +174,11 @@ fn follow(pid: i32) -> Result<Steps, String> {
     };
 
     let image = image.ok_or("the program ended before its first instruction")?;
+    let cpus = fs::read_to_string("/proc/cpuinfo").map_err(|e| format!("/proc/cpuinfo: {e}"))?;
+    let fred = cpus.split_whitespace().any(|word| word == "fred");
     let threads = order
         .iter()
-        .map(|tid| by_the_rules(&lists[tid], &image))
+        .map(|tid| by_the_rules(&lists[tid], &image, fred))
         .collect();
     Ok(Steps {
         threads,
@@ -182,10 +188,12 @@ fn follow(pid: i32) -> Result<Steps, String> {
     })
 }
 
-fn by_the_rules(stops: &[u64], image: &Image) -> Vec<u64> {
+fn by_the_rules(stops: &[u64], image: &Image, fred: bool) -> Vec<u64> {
     let mut list: Vec<u64> = Vec::with_capacity(stops.len());
     for &ip in stops {
-        if list.last() == Some(&ip) && image.repeats(ip) {
+        let before = list.len().checked_sub(2).map(|n| list[n]);
+        let behind_call = || before.is_none_or(|ip| image.enters_kernel(ip));
+        if list.last() == Some(&ip) && (image.repeats(ip) || (fred && behind_call())) {
             continue;
         }
         list.push(ip);

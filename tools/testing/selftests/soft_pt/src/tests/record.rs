@@ -22,7 +22,10 @@ use perf_aux::{
     check,
     check_eq,
     fail,
-    load::spin_until,
+    load::{
+        spin_until,
+        Child, //
+    },
     ring::{
         page_size,
         AuxMode,
@@ -86,6 +89,8 @@ pub const TESTS: &[Test] = tests! {
     "full.no_ret_compression": |ctx| full(ctx, "noretcomp=1", &[]);
     "full.sort": full_sort;
     "full.attach": attach_full;
+    "full.plain": plain;
+    "full.cgroup": cgroup;
     "full.small_area": small_area;
     "full.pipe": pipe;
     "snapshot.at_exit": snapshot_at_exit;
@@ -601,6 +606,104 @@ fn attach_full(ctx: &Ctx) -> Outcome {
     let data = scratch.path("perf.data");
     let _running = attach(&["-m", ",8M", "-e", "intel_pt//u"], &data)?;
     check_full(ctx, &data, &flow(0)?[0])
+}
+
+/// Without `:u`, as one types it first: user mode is traced, and nothing else.
+fn plain(ctx: &Ctx) -> Outcome {
+    const KERNEL: u64 = 1 << 63;
+
+    pmu_for_perf(ctx)?;
+    let scratch = Scratch::new()?;
+    let data = scratch.path("perf.data");
+    let mut record = perf::record(&data);
+    record.args(["-e", "intel_pt//", "--"]).args(flow(4)?);
+    let ran = perf::run_record(&mut record)?;
+    check_eq!(ran.ended, perf::SUCCESS, "end of perf, {}", ran.stderr);
+    check_full(ctx, &data, &flow(0)?[0])?;
+    Script::read(&data, "be", Branch::FIELDS, |line| {
+        if let Some(branch) = Branch::of_line(line) {
+            let kernel = (branch.from | branch.to) & KERNEL != 0;
+            check!(!kernel, "a branch of the kernel's: {line}");
+        }
+        Ok(())
+    })
+    .map(drop)
+}
+
+/// A group of tasks, in a tree that is mounted for it if need be.
+struct Cgroup {
+    path: PathBuf,
+    mounted: bool,
+}
+
+impl Cgroup {
+    const TREE: &str = "/sys/fs/cgroup";
+
+    fn new(name: &str) -> Result<Self, Stop> {
+        let mounted = !Path::new(Self::TREE).join("cgroup.procs").exists();
+        if mounted {
+            let mount = ["-t", "cgroup2", "none", Self::TREE];
+            let ran = perf::run(Command::new("mount").args(mount))?;
+            if ran.ended != perf::SUCCESS {
+                skip!("no cgroups: {}", ran.stderr);
+            }
+        }
+        // perf's part of a group is there only when its parent passes anything on.
+        let control = Path::new(Self::TREE).join("cgroup.subtree_control");
+        fs::write(&control, "+pids").map_err(io(control.display()))?;
+        let path = Path::new(Self::TREE).join(name);
+        let cgroup = Cgroup { path, mounted };
+        fs::create_dir(&cgroup.path).map_err(io(cgroup.path.display()))?;
+        Ok(cgroup)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The last task of it may still be on its way out.
+        spin_until(Duration::from_secs(10), || {
+            fs::remove_dir(&self.path).is_ok() || !self.path.exists()
+        });
+        if self.mounted {
+            // A tree that stays does no harm.
+            let _ = Command::new("umount").arg(Self::TREE).status();
+        }
+    }
+}
+
+/// The tasks of one cgroup, and no others.
+fn cgroup(ctx: &Ctx) -> Outcome {
+    pmu_for_perf(ctx)?;
+    if !perf_aux::sys::is_root() {
+        skip!("only root can make a cgroup");
+    }
+    let scratch = Scratch::new()?;
+    let data = scratch.path("perf.data");
+    let name = format!("soft_pt-{}", std::process::id());
+    let cgroup = Cgroup::new(&name)?;
+    // They run beside it the whole time.
+    let mut others = [Child::spinning(None)?, Child::spinning(None)?];
+    for other in &mut others {
+        other.go()?;
+    }
+    let inside = format!(
+        "echo $$ >{}/cgroup.procs && exec {}",
+        cgroup.path.display(),
+        flow(4)?.join(" ")
+    );
+    let mut record = perf::record(&data);
+    record.args(["-a", "-m", ",8M", "-e", "intel_pt//u", "-G", &name]);
+    let ran = perf::run_record(record.args(["--", "sh", "-c", &inside]))?;
+    check_eq!(ran.ended, perf::SUCCESS, "end of perf, {}", ran.stderr);
+    check_full(ctx, &data, &flow(0)?[0])?;
+    Script::read(&data, "be", Branch::FIELDS, |line| {
+        if let Some(branch) = Branch::of_line(line) {
+            let other = others.iter().any(|other| other.pid() == branch.pid);
+            check!(!other, "a branch of a task of another cgroup: {line}");
+        }
+        Ok(())
+    })
+    .map(drop)
 }
 
 /// perf record into perf script, nothing on disk.

@@ -38,14 +38,21 @@ use perf_aux::{
 };
 
 use crate::{
-    perf::io,
-    tests::failed, //
+    perf::{
+        self,
+        io,
+        Scratch, //
+    },
+    tests::{
+        failed,
+        pmu_for_perf, //
+    },
 };
 
 pub const TESTS: &[Test] = &[
-    Test::new("refuse.kernel_mode", kernel_mode),
     Test::new("refuse.no_user_mode", no_user_mode),
     Test::new("refuse.unknown_config", unknown_config),
+    Test::new("refuse.words_of_perf", words_of_perf).limit(60),
     Test::new("refuse.second_event", second_event),
     Test::new("refuse.aux_area_of_odd_size", aux_area_of_odd_size),
     Test::new(
@@ -55,6 +62,7 @@ pub const TESTS: &[Test] = &[
     Test::new("refuse.unload_while_in_use", unload_while_in_use),
     Test::new("refuse.load_twice", load_twice),
     Test::new("refuse.name_taken", name_taken),
+    Test::new("refuse.vendor_of_perf", vendor_of_perf),
     Test::new("refuse.unload_under_load", unload_under_load).limit(90),
 ];
 
@@ -76,22 +84,42 @@ fn expect_errno(attr: &Attr, errno: i32, what: &str) -> Outcome {
     Ok(())
 }
 
-fn kernel_mode(ctx: &Ctx) -> Outcome {
-    let pmu = soft_pt(ctx)?;
-    let with_kernel = pmu.event(0).with(|attr| attr.set_exclude_kernel(0));
-    expect_errno(&with_kernel, libc::EOPNOTSUPP, "without exclude_kernel")?;
-    // The sampler may sample kernel mode: what it carries is still the trace of user mode.
-    let mut setup = Setup::new(&pmu, 0);
-    setup.sampler = setup.sampler.with(|attr| attr.set_exclude_kernel(0));
-    setup.open()?;
-    // Not as a member of a group either.
-    let leader = Attr::cpu_clock(1_000_000).user_only().disabled().open()?;
-    expect_errno(&with_kernel.group(&leader), libc::EOPNOTSUPP, "in a group")
-}
-
 fn no_user_mode(ctx: &Ctx) -> Outcome {
     let pmu = soft_pt(ctx)?;
     expect_errno(&pmu.event(0).exclude_user(), libc::EINVAL, "exclude_user")
+}
+
+/// What perf says of the hardware's fields that can't be had: which one it is.
+fn words_of_perf(ctx: &Ctx) -> Outcome {
+    let pmu = pmu_for_perf(ctx)?;
+    if pmu.file("caps/mtc")?.as_deref() != Some("0") {
+        skip!("there are MTC packets");
+    }
+    let unknown = |name| format!("unknown term '{name}' for pmu 'intel_pt'");
+    let invalid = |name| format!("Invalid {name} for intel_pt. Valid values are: 0");
+    for (name, words) in [
+        ("cyc", unknown("cyc")),
+        ("ptw", unknown("ptw")),
+        ("pwr_evt", unknown("pwr_evt")),
+        ("event", unknown("event")),
+        ("notnt", unknown("notnt")),
+        ("mtc_period", invalid("mtc_period")),
+        ("cyc_thresh", invalid("cyc_thresh")),
+        // By the kernel.
+        ("mtc", "Invalid event (intel_pt/mtc=1/u)".into()),
+    ] {
+        let scratch = Scratch::new()?;
+        let event = format!("intel_pt/{name}=1/u");
+        let mut record = perf::record(&scratch.path("perf.data"));
+        let ran = perf::run(record.args(["-e", &event, "--", "true"]))?;
+        check!(ran.ended != perf::SUCCESS, "{event} was recorded");
+        check!(
+            ran.stderr.contains(&words),
+            "perf does not say of {event}: {words}\n{}",
+            ran.stderr
+        );
+    }
+    Ok(())
 }
 
 fn unknown_config(ctx: &Ctx) -> Outcome {
@@ -122,16 +150,23 @@ fn unknown_config(ctx: &Ctx) -> Outcome {
         expect_errno(&pmu.event(branch), libc::EINVAL, "branch without pt")?;
         pmu.event(branch | pt).open()?;
     }
-    // perf's own test asks for mtc=0 by name.
-    let mtc = pmu.config("mtc", 1)?;
-    check!(mtc.is_some(), "there is no format/mtc");
-    if let (Some(mtc), Some("0")) = (mtc, pmu.file("caps/mtc")?.as_deref()) {
-        expect_errno(&pmu.event(mtc), libc::EINVAL, "mtc, and caps/mtc is 0")?;
-        expect_errno(
-            &pmu.event(mtc | pt),
-            libc::EINVAL,
-            "mtc and pt, and caps/mtc is 0",
-        )?;
+    // What can't be had, and can be asked for by its name: perf's own test asks for mtc=0.
+    for (name, cap) in [
+        ("mtc", "mtc"),
+        ("mtc_period", "mtc_periods"),
+        ("cyc_thresh", "cycle_thresholds"),
+    ] {
+        let Some(one) = pmu.config(name, 1)? else {
+            fail!("there is no format/{name}");
+        };
+        if pmu.file(&format!("caps/{cap}"))?.as_deref() == Some("0") {
+            expect_errno(&pmu.event(one), libc::EINVAL, name)?;
+            expect_errno(
+                &pmu.event(one | pt),
+                libc::EINVAL,
+                &format!("{name} and pt"),
+            )?;
+        }
     }
     if let Some(periods) = pmu.file("caps/psb_periods")? {
         let periods = u64::from_str_radix(&periods, 16)
@@ -411,6 +446,35 @@ fn name_taken(ctx: &Ctx) -> Outcome {
     result?;
     check_eq!(Pmu::all()?.len(), pmus, "PMUs after all of that");
     Ok(())
+}
+
+/// `perf record` asks the processor who made it, and traces nothing, without a word, if it isn't
+/// Intel. The module has the word then.
+fn vendor_of_perf(ctx: &Ctx) -> Outcome {
+    const WORD: &str = "perf record traces nothing";
+
+    let file = File::find(ctx)?;
+    let cpus = fs::read_to_string("/proc/cpuinfo").map_err(io("/proc/cpuinfo"))?;
+    let intel = cpus.contains("GenuineIntel");
+    let Some(mut log) = KernelLog::from_now() else {
+        skip!("the kernel log can't be read");
+    };
+    expect_idle("before unloading")?;
+    let mut result = Ok(());
+    for (name, want) in [("intel_pt", !intel), ("another", false)] {
+        check_eq!(unload(), Ok(()), "result of unloading");
+        log.lines();
+        check_eq!(file.load(name)?, Ok(()), "result of loading");
+        let got = log.lines().iter().any(|line| line.contains(WORD));
+        if got != want {
+            result = Err(failed(format!(
+                "name={name}, said so: {got}, expected {want}"
+            )));
+        }
+    }
+    check_eq!(unload(), Ok(()), "result of unloading");
+    file.load_again()?;
+    result
 }
 
 /// Traced programs while somebody tries to unload the module all the time; then it goes.

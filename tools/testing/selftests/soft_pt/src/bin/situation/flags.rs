@@ -88,24 +88,29 @@ pub fn iret(_: &[String]) -> Result<(), Problem> {
     expect("rounds", sum, 100)
 }
 
-/// After a system call `r11` holds the flags, and they must be the program's.
+/// After a system call `r11` holds the flags, and they must be the program's; or, with FRED, what
+/// it held before, be that the flags with TF.
 pub fn syscall_r11(_: &[String]) -> Result<(), Problem> {
+    let kept = enters_by_fred()?;
     for _ in 0..200 {
-        let (ret, r11): (i64, u64);
-        // SAFETY: getpid() touches no memory.
-        unsafe {
-            asm!("syscall", inlateout("rax") libc::SYS_getpid => ret, out("rcx") _, out("r11") r11)
-        };
-        expect("getpid", ret, i64::from(std::process::id()))?;
-        expect("TF in r11", r11 & TF, 0)?;
-        // A call that does not exist, and one that fails.
-        let (none, r11): (i64, u64);
-        // SAFETY: As above.
-        unsafe {
-            asm!("syscall", inlateout("rax") 100_000i64 => none, out("rcx") _, out("r11") r11)
-        };
-        expect("result of no system call", none, -i64::from(libc::ENOSYS))?;
-        expect("TF in r11", r11 & TF, 0)?;
+        // One that there is, and one that there is not.
+        for (number, want) in [
+            (libc::SYS_getpid, i64::from(std::process::id())),
+            (100_000, -i64::from(libc::ENOSYS)),
+        ] {
+            let (result, before, r11): (i64, u64, u64);
+            // SAFETY: The calls touch no memory.
+            unsafe {
+                asm!(
+                    "pushfq", "pop r11", "lea r11, [r11 + {tf}]", "mov {before}, r11", "syscall",
+                    tf = const TF, before = out(reg) before, inlateout("rax") number => result,
+                    out("rcx") _, out("r11") r11,
+                )
+            };
+            expect("result of a system call", result, want)?;
+            expect("TF in r11", r11 & TF, if kept { TF } else { 0 })?;
+            expect("the rest of r11", r11 & !TF, before & !TF)?;
+        }
     }
     Ok(())
 }
@@ -128,24 +133,33 @@ extern "C" fn return_from_fault(_: i32, _: *mut libc::siginfo_t, context: *mut l
 global_asm!(
     ".globl situation_int80",
     "situation_int80:",
+    // A system call that leaves alone what looks like what others leave.
+    "pushfq",
+    "pop r11",
+    "lea r11, [r11 + 0x100]",
+    "mov r10, r11",
     "mov eax, 20", // getpid of the 32-bit table
     "int 0x80",
+    "xor r10, r11",
+    "mov [rdi], r10",
     "ret",
 );
 
 extern "C" {
-    fn situation_int80() -> i64;
+    fn situation_int80(changed: *mut u64) -> i64;
 }
 
 pub fn int80(_: &[String]) -> Result<(), Problem> {
     handle(libc::SIGSEGV, return_from_fault, 0)?;
     for _ in 0..100 {
-        // SAFETY: getpid() touches no memory.
-        let pid = unsafe { situation_int80() };
+        let mut changed = 0;
+        // SAFETY: getpid() touches no memory, and the code writes one word.
+        let pid = unsafe { situation_int80(&mut changed) };
         if FAULTS.load(Ordering::Relaxed) != 0 {
             return Err(Problem::Lacking("the kernel has no int $0x80".into()));
         }
         expect("getpid by int $0x80", pid, i64::from(std::process::id()))?;
+        expect("bits that changed in r11", changed, 0)?;
         expect("TF after int $0x80", flags() & TF, 0)?;
     }
     Ok(())
@@ -317,7 +331,7 @@ extern "C" {
 }
 
 /// Maps something below 4 GiB.
-fn map_low(size: usize, protection: i32, flags: i32, fd: i32, at: u64) -> Result<u64, Problem> {
+pub fn map_low(size: usize, protection: i32, flags: i32, fd: i32, at: u64) -> Result<u64, Problem> {
     // SAFETY: A new mapping at a place of the kernel's choice.
     let page = unsafe {
         libc::mmap(

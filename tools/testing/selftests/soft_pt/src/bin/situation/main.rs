@@ -11,12 +11,14 @@
 
 mod children;
 mod debugger;
+mod dispatch;
 mod flags;
 mod library;
 mod own_trap;
 mod probes;
 mod protected;
 mod segments;
+mod shadow;
 mod signals;
 mod support;
 
@@ -42,7 +44,10 @@ const SITUATIONS: &[(&str, Situation)] = &[
     ("many-stack-loads", segments::many_stack_loads),
     ("lss", segments::lss),
     ("far", segments::far),
+    ("segment-base", segments::segment_base),
     ("execute-only", protected::execute_only),
+    ("user-dispatch", dispatch::user_dispatch),
+    ("shadow-stack", shadow::shadow_stack),
     ("own-tf", own_trap::own_tf),
     ("own-tf-by-iret", own_trap::by_iret),
     ("own-tf-by-sigreturn", own_trap::by_sigreturn),

@@ -179,8 +179,10 @@ pub fn by_iret(_: &[String]) -> Result<(), Problem> {
 /// Steps itself over a system call.
 pub fn over_syscall(_: &[String]) -> Result<(), Problem> {
     // One for mov, one for the call and the nop after it (the kernel returns with TF set, and the
-    // trap follows the next instruction), one each for pushf, and, popf.
-    run(situation_own_tf_syscall, 5, 5)
+    // trap follows the next instruction), one each for pushf, and, popf. With FRED there is one
+    // right behind the call too.
+    let traps = if enters_by_fred()? { 6 } else { 5 };
+    run(situation_own_tf_syscall, 5, traps)
 }
 
 extern "C" fn set_trap_flag(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {

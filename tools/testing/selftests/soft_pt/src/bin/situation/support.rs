@@ -76,6 +76,15 @@ pub fn reaches(function: usize, count: usize) {
 /// The trap flag.
 pub const TF: u64 = 1 << 8;
 
+/// Whether the processor enters the kernel by FRED, which leaves `rcx` and `r11` alone at system
+/// calls, and traps at once behind one if the program has set TF.
+pub fn enters_by_fred() -> Result<bool, Problem> {
+    let cpus = fs::read_to_string("/proc/cpuinfo")
+        .map_err(|e| Problem::Wrong(format!("/proc/cpuinfo: {e}")))?;
+    let flags = cpus.lines().find(|line| line.starts_with("flags"));
+    Ok(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "fred")))
+}
+
 /// The flags as `pushf` shows them.
 #[inline(always)]
 pub fn flags() -> u64 {
