@@ -965,13 +965,12 @@ unsafe extern "C" fn on_user_return(_notifier: *mut bindings::user_return_notifi
     }
 }
 
-/// The die notifier. Not to be probed (`NOKPROBE_SYMBOL()`): it also runs in the traps that probes
-/// and breakpoints in the kernel make.
+/// The die notifier. As that of the uprobes it can be probed: of traps in the kernel, which probes
+/// and breakpoints make, it only asks where they were.
 ///
 /// # Safety
 ///
 /// To be called by `notify_die()`.
-#[link_section = ".kprobes.text"]
 unsafe extern "C" fn on_die(
     _nb: *mut bindings::notifier_block,
     what: usize,
