@@ -60,8 +60,8 @@ module! {
 // Empty: a name of `NAMES`.
 kernel::string_param!(NAME, "soft_pt", "name", c"");
 
-/// What the PMU is called unless the user says: the name that tools look for, or where the driver of
-/// the hardware has that, its own.
+/// What the PMU is called unless the user says: the name that tools look for or, where the driver
+/// of the hardware has that, its own.
 const NAMES: [&CStr; 2] = [c"intel_pt", c"soft_pt"];
 
 struct SoftPtModule {
